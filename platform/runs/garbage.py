@@ -77,8 +77,9 @@ def plan_removal(workspace: Workspace, names: Sequence[str] = ()) -> Plan:
     notes = [f"runs/{name} is kept: not written by mcis" for name, record in run_records.items() if record is None]
 
     used = _used_outputs({name: record for name, record in run_records.items() if name not in removed})
-    garbage += _unused_outputs(workspace, used, notes)
-    garbage += _unused_caches(workspace, used, notes)
+    for unused in (_unused_outputs(workspace, used), _unused_caches(workspace, used)):
+        garbage += unused.garbage
+        notes += unused.notes
 
     planned = {item.path for item in garbage}
     for path in _abandoned_files(workspace, planned):
@@ -121,18 +122,19 @@ def _used_outputs(run_records: Mapping[str, RunRecord | UserError | None]) -> se
     return used
 
 
-def _unused_outputs(workspace: Workspace, used: set[str], notes: list[str]) -> list[Garbage]:
-    """Outputs of stages, finished or not, that no run uses. Appends a note for each name that is not an output."""
+def _unused_outputs(workspace: Workspace, used: set[str]) -> Plan:
+    """Outputs of stages, finished or not, that no run uses, and a note for each name that is not an output."""
     unused = [name for name in names_in(workspace.store) if name not in used and not TEMPORARY_NAME.fullmatch(name)]
     outputs = [name for name in unused if OUTPUT.fullmatch(name)]
+    notes = []
     for name in unused:
         if name not in outputs and not name.endswith(".lock"):
             notes.append(f"store/{name} is kept: not the output of a stage")
-    return [_garbage(workspace.store / name, "no run uses it") for name in outputs]
+    return Plan([_garbage(workspace.store / name, "no run uses it") for name in outputs], notes)
 
 
-def _unused_caches(workspace: Workspace, used_outputs: set[str], notes: list[str]) -> list[Garbage]:
-    """Caches that no used output was computed from; none, with a note appended, if that is unknown for an output."""
+def _unused_caches(workspace: Workspace, used_outputs: set[str]) -> Plan:
+    """Caches that no used output was computed from; none, but a note, if that is unknown for an output."""
     used: set[str] = set()
     unknown = []
     for name in sorted(used_outputs):
@@ -143,10 +145,8 @@ def _unused_caches(workspace: Workspace, used_outputs: set[str], notes: list[str
             if path_exists(folder):
                 unknown.append(name)
     if unknown:
-        notes.append(
-            f"cache/ is kept: it is unknown which caches these unfinished outputs use: {join_shortened(unknown)}"
-        )
-        return []
+        note = f"cache/ is kept: it is unknown which caches these unfinished outputs use: {join_shortened(unknown)}"
+        return Plan([], [note])
 
     garbage = []
     for name in names_in(workspace.cache):
@@ -155,7 +155,7 @@ def _unused_caches(workspace: Workspace, used_outputs: set[str], notes: list[str
             garbage.append(_garbage(workspace.cache / name, "no remaining output was computed from it"))
         elif name.startswith(IMAGE_CHECKS) and name != workspace.image_checks.name:
             garbage.append(_garbage(workspace.cache / name, "image checks of another version"))
-    return garbage
+    return Plan(garbage, [])
 
 
 def _abandoned_files(workspace: Workspace, planned: set[Path]) -> Iterator[Path]:

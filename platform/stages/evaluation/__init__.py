@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -156,7 +156,8 @@ def run(config: Config, context: RunContext) -> StageResult:
     curves: dict[str, Curve] = {}
     num_scored = {"train": 0}
     if config.has_maps or config.makes_masks:
-        rows = rows_with_truth(context, "train", notes, tagged=True)
+        rows, truth_notes = rows_with_truth(context, "train", tagged=True)
+        notes += truth_notes
         rows = rows.filter(pc.invert(pc.is_in(rows["image_id"], corrected_ids)))
         if config.supervision == "tags":
             num_scored["train"] = len(rows)
@@ -166,7 +167,8 @@ def run(config: Config, context: RunContext) -> StageResult:
 
     if "predict" in context.stage_outputs:
         split = context.result("predict", PredictResult).split
-        rows = rows_with_truth(context, split, notes, tagged=False)
+        rows, truth_notes = rows_with_truth(context, split, tagged=False)
+        notes += truth_notes
         rows = rows.filter(pc.invert(pc.is_in(rows["image_id"], corrected_ids)))
         num_scored[split] = len(rows)
         if len(rows):
@@ -259,16 +261,28 @@ def _zero_note(score: Score) -> list[str]:
     ]
 
 
-def rows_with_truth(context: RunContext, split: str, notes: list[str], *, tagged: bool) -> pa.Table:
+class RowsWithTruth(NamedTuple):
+    """Images whose ground truth is known.
+
+    Attributes:
+        rows: Their rows of the index, with the column `position`.
+        notes: Notes on masks that no longer exist, on negatives without a mask, and if no image has a mask.
+    """
+
+    rows: pa.Table
+    notes: list[str]
+
+
+def rows_with_truth(context: RunContext, split: str, *, tagged: bool) -> RowsWithTruth:
     """Images of a split whose ground truth is known, with their `position` in the split.
 
     It is known by a mask that exists. For a negative without a mask it is all background, which counts if any other
     image of the split has a mask: without one, nothing measures whether the classes are found.
 
     Args:
-        notes: List to which notes are appended if no image has a mask, or if masks no longer exist.
         tagged: Whether to take only tagged images; `position` counts only these.
     """
+    notes = []
     rows = split_rows(context, split, tagged=tagged)
     rows = rows.append_column("position", pa.array(np.arange(len(rows)), pa.int64()))
     with_mask = rows.filter(pc.is_valid(rows["mask_uri"]))
@@ -281,9 +295,9 @@ def rows_with_truth(context: RunContext, split: str, notes: list[str], *, tagged
         )
     if len(missing) == len(with_mask):
         notes.append(f"nothing of split {split} is scored: there are no ground-truth masks")
-        return with_mask.filter(exists)
+        return RowsWithTruth(with_mask.filter(exists), notes)
     if tagged:
-        return with_mask.filter(exists)
+        return RowsWithTruth(with_mask.filter(exists), notes)
 
     is_background = pc.and_(rows["is_negative"], pc.is_null(rows["mask_uri"]))
     num_background = pc.sum(is_background).as_py()
@@ -292,4 +306,4 @@ def rows_with_truth(context: RunContext, split: str, notes: list[str], *, tagged
             f"{num_background} negative(s) of split {split} have no ground-truth mask, and are scored as all background"
         )
     is_scored = pc.is_in(rows["position"], with_mask.filter(exists)["position"].combine_chunks())
-    return rows.filter(pc.or_(is_scored, is_background))
+    return RowsWithTruth(rows.filter(pc.or_(is_scored, is_background)), notes)
