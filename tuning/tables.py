@@ -1,5 +1,6 @@
 """Tables, CSV and plots of studies."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from math import isnan, nan
 from pathlib import Path
@@ -371,7 +372,7 @@ def _plot_column(
     axes.set_title(column, fontsize=9)
     axes.tick_params(axis="x", labelsize=7)
     values_by_case = [[value for value in values if not isnan(value)] for values in values_by_case]
-    all_values = [value for values in values_by_case for value in values]
+    all_values = list(itertools.chain.from_iterable(values_by_case))
     if not all_values:
         axes.set_xlabel("no values", fontsize=8)
         axes.set_xticks([])

@@ -5,6 +5,7 @@ users, so the template escapes everything. The content security policy of the pa
 """
 
 import datetime
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -376,7 +377,7 @@ def default_file(groups: Sequence[RunGroup]) -> Path:
     The name joins the runs' names by `~`, which no run's name contains. A fingerprint distinguishes long names, and
     runs of several workspaces.
     """
-    runs = [run for group in groups for run in group.runs]
+    runs = list(itertools.chain.from_iterable(group.runs for group in groups))
     names = "~".join(",".join(run.folder.path.name for run in group.runs) for group in groups)
     prefix = names.encode()[:_MAX_NAME_BYTES].decode(errors="ignore")
     if prefix != names or len({run.workspace.root for run in runs}) > 1:

@@ -126,7 +126,10 @@ def choose_worst(tags: Sequence[Iterable[int]], count: int) -> list[int]:
         Positions in the ranking: the first `count`, then the added ones, each part in the order of the ranking.
     """
     chosen = list(range(min(count, len(tags))))
-    seen = {tag for position in chosen for tag in tags[position]}
+    seen: set[int] = set()
+    for position in chosen:
+        seen.update(tags[position])
+
     added_classes = 0
     for position in range(len(chosen), len(tags)):
         new = set(tags[position]) - seen

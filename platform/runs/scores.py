@@ -4,6 +4,7 @@
 search objectives derive from it. Measures other than IoU are registered in `mcis.models.metrics.LABEL_SCORES`.
 """
 
+import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
@@ -111,7 +112,7 @@ SCORED_OUTPUTS: dict[str, ScoredOutput] = {
     "baseline": ScoredOutput(title="baseline", page_title="Baselines, without a classifier"),
 }
 """The scored outputs by the value of `Score.output`, in the order of the pipeline."""
-VARIANTS = tuple(variant for scored_output in SCORED_OUTPUTS.values() for variant in scored_output.variants)
+VARIANTS = tuple(itertools.chain.from_iterable(scored_output.variants for scored_output in SCORED_OUTPUTS.values()))
 """The scores of a run that are shown, compared and searched for, in the order of the pipeline."""
 MEASURES = {"miou": "mIoU", "boundary_miou": "boundary mIoU"}
 """Headings of the measures of label masks, by name. Further measures are the means of `LABEL_SCORES`, `mean_<name>`."""
@@ -321,7 +322,7 @@ def headings_of(all_settings: Iterable[Mapping[str, str]], *, without: Collectio
         all_settings: Results of `Score.settings`, one per score.
         without: Headings to leave out.
     """
-    used = {heading for settings in all_settings for heading in settings}
+    used = set(itertools.chain.from_iterable(all_settings))
     return [heading for heading in HEADINGS if heading in used and heading not in without]
 
 

@@ -19,6 +19,7 @@ uploaded, and files are downloaded before they are read. Caches, generated data 
 
 import dataclasses
 import datetime
+import itertools
 import os
 import re
 from collections.abc import Mapping
@@ -149,7 +150,7 @@ class RunRecord:
     @property
     def used_outputs(self) -> frozenset[str]:
         """Names of all outputs that the run uses."""
-        return frozenset(output for outputs in self.outputs.values() for output in outputs)
+        return frozenset(itertools.chain.from_iterable(self.outputs.values()))
 
 
 def now() -> str:
