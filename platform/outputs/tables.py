@@ -49,7 +49,7 @@ MASKS_SCHEMA = pa.schema(
         schema_field("mask", pa.binary(), "PNG, 255 = ignore; this is trained on"),
         schema_field("ignored", pa.float32(), "fraction of ignored pixels"),
         schema_field("foreground", pa.float32(), "fraction of pixels with a class"),
-        schema_field("cue", pa.string(), "background cue: saliency, crf, affinity"),
+        schema_field("cue", pa.string(), "rule that made the mask; or negative, corrected, ground truth or imported"),
     ]
 )
 DIFFERS_FROM_INDICES = schema_field(
