@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -21,7 +22,10 @@ from torchvision.ops import FrozenBatchNorm2d  # isort: skip
 
 
 class _NormedConv2d(nn.Conv2d):
-    """Convolution that also applies the frozen norm that follows it. Its trained weights keep their names."""
+    """Convolution, padded with zeros, that also applies the frozen norm that follows it.
+
+    Its trained weights keep their names.
+    """
 
     norm: tuple[Any]  # in a tuple, because as an attribute the norm would be registered as a submodule a second time
 
@@ -31,7 +35,8 @@ class _NormedConv2d(nn.Conv2d):
         shift = norm.bias - norm.running_mean * scale
         if self.bias is not None:
             shift = shift + self.bias * scale
-        return self._conv_forward(x, self.weight * scale[:, None, None, None], shift)
+        weight = self.weight * scale[:, None, None, None]
+        return functional.conv2d(x, weight, shift, self.stride, self.padding, self.dilation, self.groups)
 
 
 class _FoldedNorm(FrozenBatchNorm2d):
@@ -74,6 +79,8 @@ class FoldedPair(NamedTuple):
 def fold_frozen_norms(network: nn.Module) -> None:
     """Folds, in place, each frozen batch norm that is the only reader of a convolution's output.
 
+    Convolutions that pad with other values than zeros keep their norms.
+
     The names of tensors stay the same. Weights may be loaded afterwards, because they are folded in each forward pass.
 
     Args:
@@ -108,6 +115,11 @@ def find_pairs(network: nn.Module) -> tuple[FoldedPair, ...]:
     return tuple(FoldedPair(names[conv], names[norm]) for conv, norm, output in traced if reads.count[output] == 1)
 
 
+def _can_fold(layer: nn.Module) -> bool:
+    """Returns whether a layer is a convolution into which a norm can be folded."""
+    return type(layer) is nn.Conv2d and layer.padding_mode == "zeros"
+
+
 class _TracedPair(NamedTuple):
     """A convolution, the norm that reads its output, and the output's id."""
 
@@ -137,7 +149,7 @@ def _trace_pairs(network: nn.Module, layers: list[nn.Module], reads: _ReadCounte
             conv, _ = outputs[input_id]
             pairs.append(_TracedPair(conv, norm, input_id))
 
-    handles = [layer.register_forward_hook(keep_output) for layer in layers if type(layer) is nn.Conv2d]
+    handles = [layer.register_forward_hook(keep_output) for layer in layers if _can_fold(layer)]
     handles += [layer.register_forward_pre_hook(add_pair) for layer in layers if type(layer) in _FOLDED]
 
     named_tensors = [*network.named_parameters(), *network.named_buffers()]

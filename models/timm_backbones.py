@@ -30,6 +30,7 @@ _FINEST_STRIDE = 4
 """Stride of the finest level."""
 _EFFICIENTNET_HEAD = ("conv_head", "bn2")
 """timm's names of an EfficientNet's layers between the last stage and the pooled features of the classes."""
+_DROPOUT_CLASSES = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 
 
 class TimmBackbone(Backbone):
@@ -304,7 +305,7 @@ def _build_network(name: str, stride: int | None) -> tuple[nn.Module, int | None
 
     network = timm.layers.freeze_batch_norm_2d(network)
     for module in network.modules():
-        if isinstance(module, nn.modules.dropout._DropoutNd):
+        if isinstance(module, _DROPOUT_CLASSES):
             module.p = 0.0
         elif isinstance(module, timm.layers.DropPath):
             module.drop_prob = 0.0

@@ -7,7 +7,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mcis.datasets.errors import UserError
 from mcis.datasets.sampling.batches import CropBatch, MaskedImages
 from mcis.datasets.tables.large_tables import Texts
 from mcis.datasets.tables.shards import Shards
@@ -23,14 +22,6 @@ CropNetwork = Literal["segmenter", "affinity_net"]
 """A network that is trained on crops, by its section of the configuration."""
 _NAMES = {"segmenter": "segmenter", "affinity_net": "affinity network"}
 """Names of the networks in messages."""
-
-
-def rows_with_masks(rows: pa.Table, masks: pa.Table, error: UserError) -> pa.Table:
-    """Returns the rows of an index whose `image_id` is in a table of masks. Raises `error` if there are none."""
-    found = rows.filter(pc.is_in(rows["image_id"], masks["image_id"].combine_chunks()))
-    if not len(found):
-        raise error
-    return found
 
 
 def crop_learner_arguments(

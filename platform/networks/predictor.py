@@ -216,9 +216,10 @@ class Predictor:
 
     def _probabilities(self, item: PredictionInput[Key]) -> NDArray[np.float32]:
         """Returns the probabilities (K + 1, H, W) of an image (H, W, 3), before the CRF."""
-        c = self.config
         image = self.normalize(to_float_images(torch.tensor(item.image.rgb, device=self.device)[None]))[0]
-        probabilities = predict(self.model, image, scales=c.scales, hflip=c.hflip, crop=c.crop)
+        probabilities = predict(
+            self.model, image, scales=self.config.scales, hflip=self.config.hflip, crop=self.config.crop
+        )
         if item.tags is not None:
             probabilities = restrict_to_tags(probabilities, item.tags)
         return np.asarray(probabilities.cpu().numpy())

@@ -98,13 +98,13 @@ class Detector:
         Raises:
             UserError: The network cannot be run, or its output is not one map with values in [0, 1].
         """
-        s = self.settings
-        batch = detector_input(rgb, s.height, s.width, s.mean, s.std)
+        settings = self.settings
+        batch = detector_input(rgb, settings.height, settings.width, settings.mean, settings.std)
         try:
             (output,) = self.session.run([self.output], {self.input: batch})
         except Exception as error:  # onnxruntime's errors have no common public class
             raise _refused(self.file, f"onnxruntime cannot run it ({one_line(str(error), 200)})") from None
-        return saliency_map(self._checked(output), *rgb.shape[:2], sigmoid=s.sigmoid)
+        return saliency_map(self._checked(output), *rgb.shape[:2], sigmoid=settings.sigmoid)
 
     def _checked(self, output: Any) -> NDArray[np.float32]:
         """Returns the map (h, w) of an output (1, 1, h, w) or (1, h, w), after checking its shape and values."""

@@ -20,7 +20,7 @@ from mcis.models.pseudo_masks import MASK_RULES
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.mapping import map_table
 from mcis.platform.learners.affinity_learner import AffinityLearner
-from mcis.platform.learners.crop_training import crop_learner_arguments, rows_with_masks, train_on_crops
+from mcis.platform.learners.crop_training import crop_learner_arguments, train_on_crops
 from mcis.platform.networks.build import build_affinity_net, build_backbone, freeze
 from mcis.platform.networks.pretrained import downstream_weights, load_backbone
 from mcis.platform.networks.tagged_maps import tagged_maps
@@ -96,13 +96,16 @@ def run(config: Config, context: RunContext) -> StageResult:
     map_table(with_maps_position(rows), labels, worker=worker, label="confident labels", compute=config.compute)
 
     fractions = read_table(labels, ["image_id", "confident"])
-    no_confident_label = UserError(
-        f"none of {len(rows)} training images has a confident label",
-        "training images with pixels that are certainly foreground or background",
-        "look at the localization maps in the report; try other thresholds (affinity_net.threshold, "
-        "affinity_net.background_threshold)",
-    )
-    training_rows = rows_with_masks(rows, fractions.filter(pc.greater(fractions["confident"], 0.0)), no_confident_label)
+    confident_ids = fractions.filter(pc.greater(fractions["confident"], 0.0))["image_id"].combine_chunks()
+    training_rows = rows.filter(pc.is_in(rows["image_id"], confident_ids))
+    if not len(training_rows):
+        raise UserError(
+            f"none of {len(rows)} training images has a confident label",
+            "training images with pixels that are certainly foreground or background",
+            "look at the localization maps in the report; try other thresholds (affinity_net.threshold, "
+            "affinity_net.background_threshold)",
+        )
+
     masks = Shards(labels, ["mask"])
     mask_ids = fractions["image_id"]
     learner_arguments = crop_learner_arguments("affinity_net", config, context, training_rows, masks, mask_ids)

@@ -73,6 +73,18 @@ def test_only_norms_that_alone_read_a_convolution_are_folded(networks: tuple[Net
     assert type(folded.norm4) is FrozenBatchNorm2d
 
 
+def test_a_convolution_with_other_padding_than_zeros_keeps_its_norm() -> None:
+    conv = nn.Conv2d(3, 4, 3, padding=1, padding_mode="reflect")
+    network = nn.Sequential(conv, FrozenBatchNorm2d(4))
+    x = torch.randn(1, 3, 8, 8)
+    before = network(x)
+
+    fold_frozen_norms(network)
+
+    assert type(network[1]) is FrozenBatchNorm2d
+    torch.testing.assert_close(network(x), before, rtol=0, atol=0)
+
+
 def test_a_copy_of_a_folded_network_has_norms_of_its_own(networks: tuple[Network, Network]) -> None:
     _, folded = networks
     copied = copy.deepcopy(folded)
