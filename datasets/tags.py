@@ -115,3 +115,20 @@ def count_tags(tags: pa.ChunkedArray, num_classes: int) -> NDArray[np.int64]:
         num_classes: K.
     """
     return np.bincount(pc.list_flatten(tags).to_numpy(), minlength=num_classes)
+
+
+def has_other_tags(first: pa.ChunkedArray, second: pa.ChunkedArray) -> NDArray[np.bool_]:
+    """Returns whether the tags of each image differ between two columns `tags` of the same N images, (N,).
+
+    Args:
+        first, second: Columns of an index or a listing, list<uint16>, ascending in each row.
+    """
+    counts = pc.list_value_length(first).to_numpy()
+    differs = counts != pc.list_value_length(second).to_numpy()
+    has_same_count = pa.array(~differs)
+
+    first_tags = pc.list_flatten(first.filter(has_same_count)).to_numpy()
+    second_tags = pc.list_flatten(second.filter(has_same_count)).to_numpy()
+    image_of_tag = np.repeat(np.flatnonzero(~differs), counts[~differs])
+    differs[image_of_tag[first_tags != second_tags]] = True
+    return np.asarray(differs)

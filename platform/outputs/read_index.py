@@ -15,6 +15,7 @@ from mcis.datasets.images.value_range import ValueRange
 from mcis.datasets.index import INDEX_SCHEMA
 from mcis.datasets.storage.folders import path_exists
 from mcis.datasets.tables.large_tables import take_rows
+from mcis.datasets.tags import has_other_tags
 from mcis.platform.config.sections import Config
 from mcis.platform.outputs.provenance import read_provenance
 from mcis.platform.runs.context import RunContext
@@ -122,6 +123,24 @@ def read_image_ids(source: RunContext | Path) -> Iterator[str]:
     for part in read_parts(file, ["image_id"]):
         yield from part["image_id"].to_pylist()
     yield from read_table(file.with_name("rejects.parquet"), ["image_id"])["image_id"].to_pylist()
+
+
+def ids_with_other_tags(first: Path, second: Path) -> pa.ChunkedArray:
+    """Returns the ids of the images that are in two indexes with different tags.
+
+    Columns are compared as a whole, because there may be millions of images.
+
+    Args:
+        first, second: The files of the indexes, whose rows are in the order of their ids.
+    """
+    columns = ["image_id", "tags"]
+    first_rows = pa.concat_tables(read_parts(first, columns))
+    second_rows = pa.concat_tables(read_parts(second, columns))
+
+    first_ids = first_rows["image_id"]
+    first_rows = first_rows.filter(pc.is_in(first_ids, second_rows["image_id"]))
+    second_rows = second_rows.filter(pc.is_in(second_rows["image_id"], first_ids))
+    return first_rows["image_id"].filter(pa.array(has_other_tags(first_rows["tags"], second_rows["tags"])))
 
 
 def tagged_among_negatives(source: RunContext | Path) -> NDArray[np.bool_]:

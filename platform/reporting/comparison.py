@@ -6,6 +6,8 @@ from statistics import fmean
 from typing import NamedTuple
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 from scipy import sparse
 
@@ -14,9 +16,11 @@ from mcis.models.bootstrap import bootstrap_differences, bootstrap_score_differe
 from mcis.models.counts import Overlaps, overlaps
 from mcis.models.metrics import LABEL_SCORES, iou_of, mean
 from mcis.platform.outputs.counts import ImageCounts, read_counts
+from mcis.platform.outputs.read_index import ids_with_other_tags
 from mcis.platform.reporting.compared_runs import Run, RunGroup
 from mcis.platform.runs.files import read_json
-from mcis.platform.runs.scores import CURVES, MEASURES, Score
+from mcis.platform.runs.results import IndexResult, read_result
+from mcis.platform.runs.scores import CURVES, MEASURES, SCORED_OUTPUTS, Score
 
 
 class BootstrapSettings(NamedTuple):
@@ -118,11 +122,13 @@ class Comparison:
     Attributes:
         groups: The groups, in the order given.
         scores: The scores of the baseline, each compared.
+        other_tags: Number of images that have other tags than in the baseline, by the label of a group.
         bootstrap: Settings of the intervals.
     """
 
     groups: Sequence[RunGroup]
     scores: Sequence[ComparedScore]
+    other_tags: Mapping[str, int]
     bootstrap: BootstrapSettings
 
     @property
@@ -182,12 +188,35 @@ def compare(groups: Sequence[RunGroup], bootstrap: BootstrapSettings) -> Compari
             "a baseline with scores",
             "add masks in the column mask, or name another run first",
         )
-    scores = [_compare_score(groups, title, bootstrap) for title in titles]
-    return Comparison(groups=groups, scores=scores, bootstrap=bootstrap)
+    other_tags = {group.label: _ids_with_other_tags(baseline, group) for group in groups}
+    scores = [_compare_score(groups, title, other_tags, bootstrap) for title in titles]
+    numbers = {label: len(image_ids) for label, image_ids in other_tags.items() if len(image_ids)}
+    return Comparison(groups=groups, scores=scores, other_tags=numbers, bootstrap=bootstrap)
 
 
-def _compare_score(groups: Sequence[RunGroup], title: str, bootstrap: BootstrapSettings) -> ComparedScore:
-    """Compares one score of all groups with the score of the first group."""
+def _ids_with_other_tags(baseline: RunGroup, group: RunGroup) -> pa.ChunkedArray:
+    """The ids of the images that have other tags in a group than in the baseline.
+
+    Only the first run of a group is read, because its runs have the same images and tags.
+    """
+    folder = baseline.runs[0].outputs["index"]
+    other_folder = group.runs[0].outputs["index"]
+    if read_result(folder, IndexResult).identity == read_result(other_folder, IndexResult).identity:
+        return pa.chunked_array([], pa.string())
+    return ids_with_other_tags(folder / "index.parquet", other_folder / "index.parquet")
+
+
+def _compare_score(
+    groups: Sequence[RunGroup], title: str, other_tags: Mapping[str, pa.ChunkedArray], bootstrap: BootstrapSettings
+) -> ComparedScore:
+    """Compares one score of all groups with the score of the first group.
+
+    Args:
+        groups: The groups.
+        title: The score.
+        other_tags: Ids of the images that have other tags than in the first group, by the label of a group.
+        bootstrap: Settings of the intervals.
+    """
     reference = groups[0].runs[0]
     by_run = {}
     for group in groups:
@@ -199,6 +228,8 @@ def _compare_score(groups: Sequence[RunGroup], title: str, bootstrap: BootstrapS
     left_out: dict[str, str] = {}
     for group in groups:
         reason = _why_incomparable(reference, group, title, by_run)
+        if reason is None and SCORED_OUTPUTS[reference.scores[title].output].is_made_from_tags:
+            reason = _why_tags_differ(reference, by_run[reference.name].image_ids, other_tags[group.label])
         if reason is None:
             compared.append(_stack_overlaps(group, by_run))
         elif group is not groups[0]:
@@ -384,6 +415,21 @@ def _why_runs_differ(reference: Run, other: Run, title: str, by_run: Mapping[str
             only_in.append(f"{len(image_ids)} only in {run.name} ({join_shortened(image_ids)})")
     numbers = f"scored on {len(other_truths)} images of {split}, {reference.name} on {len(truths)}"
     return f"{numbers}: {'; '.join(only_in)}"
+
+
+def _why_tags_differ(reference: Run, image_ids: Sequence[str], other_tags: pa.ChunkedArray) -> str | None:
+    """Why an output that is made from tags cannot be compared with that of a run; None if it can.
+
+    Args:
+        reference: The run.
+        image_ids: Ids of the scored images.
+        other_tags: Ids of the images that have other tags than in the run.
+    """
+    has_other_tags = pc.is_in(pa.array(image_ids, pa.string()), other_tags)
+    num_images = np.count_nonzero(has_other_tags)
+    if num_images == 0:
+        return None
+    return f"{num_images} of {len(image_ids)} scored images have other tags than in {reference.name}"
 
 
 def _truths(images: _ImageOverlaps) -> dict[str, int]:

@@ -10,7 +10,15 @@ from typing import Any, NamedTuple
 from mcis.platform.reporting.compared_runs import RunGroup, differing_keys, joined_once
 from mcis.platform.reporting.comparison import Comparison, Interval
 from mcis.platform.runs.results import VAL_MAP, StageResult, read_result
-from mcis.platform.runs.scores import MEASURES, format_count, headings_of, measure_heading, measure_names, shared_origin
+from mcis.platform.runs.scores import (
+    MEASURES,
+    SCORED_OUTPUTS,
+    format_count,
+    headings_of,
+    measure_heading,
+    measure_names,
+    shared_origin,
+)
 
 
 class Table(NamedTuple):
@@ -244,6 +252,7 @@ def footnotes(comparison: Comparison) -> list[tuple[str, str]]:
     if len(comparison.groups) == 1:
         return notes
 
+    notes += _notes_on_tags(comparison)
     resamples, seed, confidence = comparison.bootstrap
     has_seeds = any(len(group.runs) > 1 for group in comparison.groups)
     over_seeds = ", and over seeds by Student's t" if has_seeds else ""
@@ -255,6 +264,22 @@ def footnotes(comparison: Comparison) -> list[tuple[str, str]]:
     notes.append(("many intervals", f"if nothing differs, about {by_chance} of them still exclude 0"))
     if any(len(group.runs) == 1 for group in comparison.groups):
         notes.append(("single runs", "the interval does not include what another seed would change"))
+    return notes
+
+
+def _notes_on_tags(comparison: Comparison) -> list[tuple[str, str]]:
+    """A note on each group with other tags than the baseline whose predictions are compared all the same."""
+    baseline = comparison.groups[0].label
+    compared_labels = set()
+    for score in comparison.scores:
+        if not SCORED_OUTPUTS[score.output].is_made_from_tags:
+            compared_labels |= {group.label for group in score.groups}
+
+    notes = []
+    for label, number in comparison.other_tags.items():
+        if label in compared_labels:
+            difference = f"{format_count(number)} images have other tags in {label} than in {baseline}"
+            notes.append(("other tags", f"{difference}; networks may be trained with them"))
     return notes
 
 

@@ -63,6 +63,8 @@ class ScoredOutput:
         table: Name of its table in the output of that stage.
         picture: The column of `mcis.platform.reporting.panels.COLUMNS` that shows it.
         until: The first stage at which a run can end and have these scores.
+        is_made_from_tags: Whether it is made for the tags of each image, so that runs with other tags of the scored
+            images cannot be compared.
         variants: Its scores that are shown, compared and searched for.
     """
 
@@ -73,6 +75,7 @@ class ScoredOutput:
     table: str = ""
     picture: str = ""
     until: str = "evaluate"
+    is_made_from_tags: bool = False
     variants: tuple[Variant, ...] = ()
 
 
@@ -85,6 +88,7 @@ SCORED_OUTPUTS: dict[str, ScoredOutput] = {
         table="maps",
         picture="localization map",
         until="localize",
+        is_made_from_tags=True,
         variants=(Variant("maps", "localization maps", "maps", "localization maps", "maps"),),
     ),
     "pseudo_masks": ScoredOutput(
@@ -95,6 +99,7 @@ SCORED_OUTPUTS: dict[str, ScoredOutput] = {
         table="masks",
         picture="pseudo mask",
         until="pseudo_masks",
+        is_made_from_tags=True,
         variants=(Variant("masks", "pseudo masks", "masks", "pseudo masks", "masks"),),
     ),
     "segmentation": ScoredOutput(

@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from mcis.datasets.tags import ClassMembers, Tags, count_tags
+from mcis.datasets.tags import ClassMembers, Tags, count_tags, has_other_tags
 
 CLASSES = 5
-tag_lists = st.lists(st.lists(st.integers(0, CLASSES - 1), max_size=CLASSES, unique=True).map(sorted), max_size=12)
+tags_of_image = st.lists(st.integers(0, CLASSES - 1), max_size=CLASSES, unique=True).map(sorted)
+tag_lists = st.lists(tags_of_image, max_size=12)
 
 
 def column(lists: list[list[int]], cuts: list[int] | None = None) -> pa.ChunkedArray:
@@ -49,6 +50,14 @@ def test_tags_of_an_index_equal_the_lists(lists: list[list[int]], cuts: list[int
 def test_images_are_counted_per_class(lists: list[list[int]], cuts: list[int]) -> None:
     expected = [sum(k in tags for tags in lists) for k in range(CLASSES)]
     assert count_tags(column(lists, cuts), CLASSES).tolist() == expected
+
+
+@given(st.lists(st.tuples(tags_of_image, tags_of_image), max_size=12), st.lists(st.integers(0, 12), max_size=3))
+def test_other_tags_of_an_image_are_found(pairs: list[tuple[list[int], list[int]]], cuts: list[int]) -> None:
+    first = [tags for tags, _ in pairs]
+    second = [tags for _, tags in pairs]
+    expected = [tags != other_tags for tags, other_tags in pairs]
+    assert has_other_tags(column(first, cuts), column(second)).tolist() == expected
 
 
 @given(tag_lists)

@@ -323,7 +323,8 @@ def scored() -> Callable[..., Path]:
     """Makes a scored run with predictions and pseudo masks of synthetic images; returns its folder.
 
     The masks are the ground truth with errors that depend on the run's name and seed; `error` is the share of wrong
-    pixels. Images are drawn into `data` once, so all runs have the same images in each split.
+    pixels. The first `wrong_tags` images have the tag of another class. Images are drawn into `data` once, so all runs
+    have the same images in each split.
     """
 
     def make(
@@ -336,6 +337,7 @@ def scored() -> Callable[..., Path]:
         split: str = "val",
         error: float = 0.2,
         truths: int = 0,
+        wrong_tags: int = 0,
         recipe: str = "scratch",
     ) -> Path:
         opened = Workspace(workspace)
@@ -344,9 +346,12 @@ def scored() -> Callable[..., Path]:
         data.mkdir(parents=True, exist_ok=True)
         drawn_images = [draw_image(data, split, number, len(classes), truths) for number in range(images)]
         rows = label_images(drawn_images, split, len(classes), error, rng)
+        for row, image in zip(rows.index[:wrong_tags], drawn_images, strict=False):
+            row["tags"] = [(image.tag + 1) % len(classes)]
 
         outputs = {stage: opened.output(stage, name) for stage in ("index", "pseudo_masks", "predict", "evaluate")}
-        write_outputs(outputs, rows, IndexResult(classes=tuple(classes), counts={}, identity=split), key=name)
+        identity = f"{split}, {wrong_tags} wrong tags"
+        write_outputs(outputs, rows, IndexResult(classes=tuple(classes), counts={}, identity=identity), key=name)
         scorer = Scorer(config=resolved.config, classes=tuple(classes), split=split, images=images)
         write_scores(outputs["evaluate"], scorer)
         write_text(opened.run(name).config, experiment_text(resolved.config, resolved.origins))

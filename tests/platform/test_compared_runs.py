@@ -136,7 +136,7 @@ def test_runs_with_other_classes_are_refused(copied: Workspace) -> None:
 
 def test_seeds_with_other_images_are_refused(copied: Workspace) -> None:
     index = copied.output("index", "a-s1") / "summary.json"
-    index.write_text(index.read_text().replace('"val"', '"other"'))
+    index.write_text(index.read_text().replace('"val, ', '"other, '))
     with pytest.raises(UserError, match="a-s0, a-s1 have different images or tags"):
         open_run_groups(copied.root, ["a-s2", "a-s0,a-s1"])
 

@@ -174,6 +174,22 @@ def test_other_images_are_not_compared(root: Path) -> None:
     assert f"{', '.join(TITLES)} of fewer: scored on 6 images of val" in note
 
 
+def test_masks_made_from_other_tags_are_not_compared_but_predictions_are(
+    root: Path, scored: Callable[..., Path]
+) -> None:
+    scored(root, "wrong", data=root.parent / "data", wrong_tags=3)
+    comparison = compared(root, "a-s0", "wrong", "b-s0")
+    left_out = {score.title: score.left_out for score in comparison.scores}
+    reason = "3 of 8 scored images have other tags than in a-s0"
+    assert left_out == {TITLES[0]: {"wrong": reason}, TITLES[1]: {}, TITLES[2]: {}}
+
+    notes = footnotes(comparison)
+    assert ("not compared", f"pseudo masks of wrong: {reason}") in notes
+    tag_notes = [text for term, text in notes if term == "other tags"]
+    assert tag_notes == ["3 images have other tags in wrong than in a-s0; networks may be trained with them"]
+    assert not any(term == "other tags" for term, _ in footnotes(compared(root, "a-s0", "b-s0")))
+
+
 def test_a_score_that_a_run_lacks_is_not_compared(root: Path, tmp_path: Path) -> None:
     shutil.copytree(root, tmp_path / "workspace")
     scores = tmp_path / "workspace" / "store" / "evaluate-a-s0" / "scores.json"

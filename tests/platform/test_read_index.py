@@ -8,7 +8,7 @@ import pytest
 
 from mcis.datasets.index import INDEX_SCHEMA, REJECTS_SCHEMA
 from mcis.datasets.tables import large_tables
-from mcis.platform.outputs.read_index import read_image_ids, rows_in_split, split_rows
+from mcis.platform.outputs.read_index import ids_with_other_tags, read_image_ids, rows_in_split, split_rows
 from mcis.platform.runs.files import read_parts, write_batches, write_table
 
 ROWS = 23
@@ -54,3 +54,16 @@ def test_the_ids_of_all_listed_images_include_rejected_ones(file: Path) -> None:
     rejected = {"image_id": "r0", "uri": "/r0.jpg", "domain": "target", "split": "val", "reason": "damaged: r0"}
     write_table(file.with_name("rejects.parquet"), pa.Table.from_pylist([rejected], REJECTS_SCHEMA))
     assert list(read_image_ids(file)) == [*(f"i{n}" for n in range(ROWS)), "r0"]
+
+
+def test_tags_are_compared_for_the_images_that_two_indexes_share(file: Path, tmp_path: Path) -> None:
+    rows = pa.concat_tables(read_parts(file)).to_pylist()[5:]
+    rows[2]["tags"] = [7]
+    rows[4]["tags"] = []
+    other = {**rows[0], "image_id": "j", "tags": [9]}
+    write_table(tmp_path / "other.parquet", pa.Table.from_pylist([*rows, other], INDEX_SCHEMA))
+
+    expected = [rows[2]["image_id"], rows[4]["image_id"]]
+    assert ids_with_other_tags(file, tmp_path / "other.parquet").to_pylist() == expected
+    assert ids_with_other_tags(tmp_path / "other.parquet", file).to_pylist() == expected
+    assert ids_with_other_tags(file, file).to_pylist() == []
