@@ -60,7 +60,7 @@ def cases_table(
     for scores in case_scores:
         missing = num_seeds - len(scores.seeds)
         cells = [f"{scores.case.name} ({len(scores.seeds)} of {num_seeds} seeds)" if missing else scores.case.name]
-        cells += [mean_text(scores.miou.get(column, [])) for column in score_columns]
+        cells += [mean_text(_of_different_outputs(scores.miou.get(column, []))) for column in score_columns]
         if paper_column:
             cells.append("" if scores.case.paper is None else f"{scores.case.paper:.1f}")
         cells += [f"{mean(scores.shares[name]):.1f}" if name in scores.shares else "-" for name in share_columns]
@@ -79,6 +79,14 @@ def cases_table(
         numbers=(*score_headings, *share_columns),  # the paper's heading is long and may wrap
         optional=("maps by", *reversed(share_columns)),
     )
+
+
+def _of_different_outputs(values: Sequence[float]) -> Sequence[float]:
+    """The values of a case's seeds, or one value if all are equal: all seeds then share one output.
+
+    Outputs of another program, and masks that are made from them without a training, do not depend on the seed.
+    """
+    return values[:1] if len(set(values)) == 1 else values
 
 
 def _all_seeds(case_scores: Sequence[CaseScores]) -> list[int]:
@@ -161,7 +169,7 @@ def differences_table(differences: Sequence[PairedDifference]) -> Table:
     for difference in differences:
         cells = [f"{difference.case.name} - {difference.case.baseline}"]
         for column in score_columns:
-            text = mean_text(difference.miou.get(column, []), sign="+")
+            text = mean_text(_of_different_outputs(difference.miou.get(column, [])), sign="+")
             interval = difference.intervals.get(column)
             cells.append(f"{text} {_interval_text(interval)}".rstrip() if interval else text)
         cells.append(" ".join(difference.case.description.split()))
@@ -285,7 +293,7 @@ def _score_cells(
     for column in columns:
         values = scores.miou.get(column, [])
         cells[f"{column}, mIoU %"] = mean(values) if values else None
-        cells[f"{column}, standard deviation"] = stdev(values) if len(values) > 1 else None
+        cells[f"{column}, standard deviation"] = stdev(values) if len(_of_different_outputs(values)) > 1 else None
         if descriptions:
             cells[f"{column}, settings"] = descriptions.get(column)
     return cells

@@ -9,7 +9,7 @@ from mcis.datasets.errors import UserError, join_shortened
 from mcis.datasets.storage.folders import path_exists
 from mcis.platform.config.experiment import read_experiment
 from mcis.platform.runs.results import IndexResult, read_result
-from mcis.platform.runs.scores import SCORES, Score, read_scores
+from mcis.platform.runs.scores import SCORED_OUTPUTS, SCORES, Score, read_scores
 from mcis.platform.runs.workspace import RunFolder, Workspace
 
 _OUTPUTS_OF_SEED = ("localize.maps", "pseudo_masks.masks", "predict.masks")
@@ -42,6 +42,11 @@ class Run(NamedTuple):
         """The seed as text."""
         return self.configuration.get("seed", "none")
 
+    def scored_output(self, title: str) -> str:
+        """Name of the folder of the output with this score, which is that of the run if the output is missing."""
+        stage = SCORED_OUTPUTS[self.scores[title].output].stage
+        return self.outputs.get(str(stage), self.folder.path).name
+
 
 class RunGroup(NamedTuple):
     """One run, or several runs that differ only in their seed and in the folders of another program, sorted by seed.
@@ -54,14 +59,25 @@ class RunGroup(NamedTuple):
     label: str
     runs: tuple[Run, ...]
 
-    @property
-    def seeds(self) -> list[str]:
-        """The seed of each run."""
-        return [run.seed for run in self.runs]
+    def runs_by_output(self, title: str) -> list[list[Run]]:
+        """The runs that have the score with this `Variant.title`, a list for each different output that is scored."""
+        runs: dict[str, list[Run]] = {}
+        for run in self.runs:
+            if title in run.scores:
+                runs.setdefault(run.scored_output(title), []).append(run)
+        return list(runs.values())
+
+    def trainings(self, title: str) -> list[Run]:
+        """The runs that have this score; of several runs that share one output, only the first."""
+        return [runs[0] for runs in self.runs_by_output(title)]
+
+    def seeds(self, title: str) -> list[str]:
+        """The seed of each training."""
+        return [run.seed for run in self.trainings(title)]
 
     def scores(self, title: str) -> list[Score]:
-        """The score with this `Variant.title` of each run that has it."""
-        return [run.scores[title] for run in self.runs if title in run.scores]
+        """The score of each training."""
+        return [run.scores[title] for run in self.trainings(title)]
 
 
 def open_run_groups(root: Path, arguments: Sequence[str], *, min_groups: int = 2) -> list[RunGroup]:

@@ -160,12 +160,12 @@ class _ImageOverlaps(NamedTuple):
 
 
 class _GroupOverlaps(NamedTuple):
-    """What was counted for a score of a group of S runs, for N images.
+    """What was counted for a score of a group with S trainings, for N images.
 
     Attributes:
         group: The group.
         overlaps: By measure, the overlaps of the labels, (S, N, K + 1).
-        confusions: For each run, the flattened confusion matrices of the images, (N, (K + 1)^2).
+        confusions: For each training, the flattened confusion matrices of the images, (N, (K + 1)^2).
     """
 
     group: RunGroup
@@ -231,7 +231,7 @@ def _compare_score(
         if reason is None and SCORED_OUTPUTS[reference.scores[title].output].is_made_from_tags:
             reason = _why_tags_differ(reference, by_run[reference.name].image_ids, other_tags[group.label])
         if reason is None:
-            compared.append(_stack_overlaps(group, by_run))
+            compared.append(_stack_overlaps(group, title, by_run))
         elif group is not groups[0]:
             left_out[group.label] = reason
         else:
@@ -263,7 +263,7 @@ def _differences(compared: Sequence[_GroupOverlaps], title: str, bootstrap: Boot
     baseline = compared[0]
     score = baseline.group.scores(title)[0]
     for other in compared[1:]:
-        is_paired = baseline.group.seeds == other.group.seeds
+        is_paired = baseline.group.seeds(title) == other.group.seeds(title)
         for measure in MEASURES:
             if measure not in baseline.overlaps or measure not in other.overlaps:
                 continue
@@ -305,7 +305,7 @@ def _label_score_intervals(
                 baseline.confusions,
                 other.confusions,
                 label_score,
-                paired=baseline.group.seeds == other.group.seeds,
+                paired=baseline.group.seeds(title) == other.group.seeds(title),
                 resamples=bootstrap.resamples,
                 seed=bootstrap.seed,
             )
@@ -320,14 +320,15 @@ def _mean_iou(by_image: Overlaps) -> float:
     return fmean(mean(iou) for iou in iou_of(*totals))
 
 
-def _stack_overlaps(group: RunGroup, by_run: Mapping[str, _ImageOverlaps]) -> _GroupOverlaps:
-    """Stacks the overlaps of the runs of a group."""
-    run_overlaps = [by_run[run.name].overlaps for run in group.runs]
+def _stack_overlaps(group: RunGroup, title: str, by_run: Mapping[str, _ImageOverlaps]) -> _GroupOverlaps:
+    """Stacks the overlaps of the trainings of a group."""
+    trainings = group.trainings(title)
+    run_overlaps = [by_run[run.name].overlaps for run in trainings]
     stacked = {}
     for measure in run_overlaps[0]:
         parts = zip(*(by_measure[measure] for by_measure in run_overlaps), strict=True)
         stacked[measure] = Overlaps(*map(np.stack, parts))
-    confusions = [by_run[run.name].confusions for run in group.runs]
+    confusions = [by_run[run.name].confusions for run in trainings]
     return _GroupOverlaps(group, stacked, confusions)
 
 

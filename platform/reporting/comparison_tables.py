@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
+from mcis.datasets.errors import join_shortened
 from mcis.platform.reporting.compared_runs import RunGroup, differing_keys, joined_once
 from mcis.platform.reporting.comparison import Comparison, Interval
 from mcis.platform.runs.results import VAL_MAP, StageResult, read_result
@@ -254,15 +255,16 @@ def footnotes(comparison: Comparison) -> list[tuple[str, str]]:
 
     notes += _notes_on_tags(comparison)
     resamples, seed, confidence = comparison.bootstrap
-    has_seeds = any(len(group.runs) > 1 for group in comparison.groups)
-    over_seeds = ", and over seeds by Student's t" if has_seeds else ""
+    notes += _notes_on_shared_outputs(comparison)
+    num_trainings = _numbers_of_trainings(comparison)
+    over_seeds = ", and over seeds by Student's t" if max(num_trainings) > 1 else ""
     method = f"paired bootstrap over the images, {resamples} resamples, the same for all runs (seed {seed}){over_seeds}"
     notes.append((f"{100 * confidence:g} % interval", method))
 
     by_chance = f"{100 * (1 - confidence):.3g} %"
     notes.append(("no difference", "the interval contains 0"))
     notes.append(("many intervals", f"if nothing differs, about {by_chance} of them still exclude 0"))
-    if any(len(group.runs) == 1 for group in comparison.groups):
+    if min(num_trainings) == 1:
         notes.append(("single runs", "the interval does not include what another seed would change"))
     return notes
 
@@ -281,6 +283,27 @@ def _notes_on_tags(comparison: Comparison) -> list[tuple[str, str]]:
             difference = f"{format_count(number)} images have other tags in {label} than in {baseline}"
             notes.append(("other tags", f"{difference}; networks may be trained with them"))
     return notes
+
+
+def _notes_on_shared_outputs(comparison: Comparison) -> list[tuple[str, str]]:
+    """A note on runs of a group that are one training, because they share an output."""
+    titles: dict[str, list[str]] = {}
+    for score in comparison.scores:
+        for group in score.groups:
+            for runs in group.runs_by_output(score.title):
+                if len(runs) > 1:
+                    names = join_shortened([run.name for run in runs])
+                    text = f"of {group.label}: {len(runs)} runs share one output and count as one ({names})"
+                    titles.setdefault(text, []).append(score.title)
+    return [("one training", f"{', '.join(score_titles)} {text}") for text, score_titles in titles.items()]
+
+
+def _numbers_of_trainings(comparison: Comparison) -> list[int]:
+    """The number of trainings of each group in each score."""
+    numbers = []
+    for score in comparison.scores:
+        numbers += [len(group.trainings(score.title)) for group in score.groups]
+    return numbers
 
 
 def compared_measures(comparison: Comparison) -> Iterator[ComparedMeasure]:

@@ -53,7 +53,7 @@ def test_seeds_of_one_configuration_are_one_group(root: Path) -> None:
     group, single = open_run_groups(root, ["a-s2, a-s0,a-s1", "b"])
     assert group.label == "a-s{0,1,2}"
     assert [run.name for run in group.runs] == ["a-s0", "a-s1", "a-s2"]
-    assert group.seeds == ["0", "1", "2"]
+    assert group.seeds("segmentation") == ["0", "1", "2"]
     assert single.label == "b"
     assert differing_keys([group, single])["seed"] == ["0, 1, 2", "0"]
 

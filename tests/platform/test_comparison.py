@@ -160,6 +160,29 @@ def test_groups_of_seeds_have_means_deviations_and_intervals_over_images_and_see
     assert "the same for all runs (seed 0), and over seeds by Student's t" in interval
 
 
+def test_runs_that_share_an_output_are_one_training(root: Path, tmp_path: Path) -> None:
+    shutil.copytree(root, tmp_path / "workspace")
+    workspace = Workspace(tmp_path / "workspace")
+    for stage in ("predict", "evaluate"):
+        for seed in (1, 2):
+            outputs = workspace.outputs(f"a-s{seed}")
+            workspace.record_outputs(f"a-s{seed}", outputs | {stage: workspace.output(stage, "a-s0")})
+
+    copies = compared(workspace.root, "a-s0,a-s1,a-s2", "b-s0")
+    single = compared(workspace.root, "a-s0", "b-s0")
+    of_predictions = [row._replace(group="") for row in copies.differences if row.title != "pseudo masks"]
+    assert of_predictions == [row._replace(group="") for row in single.differences if row.title != "pseudo masks"]
+    scores = {(row[0], row[1]): row[5] for row in page_tables(copies)[1].rows}
+    assert "±" in scores["pseudo masks", "a-s{0,1,2}"]
+    assert "±" not in scores["segmentation", "a-s{0,1,2}"]
+
+    notes = footnotes(copies)
+    shared = "of a-s{0,1,2}: 3 runs share one output and count as one (a-s0, a-s1, a-s2)"
+    assert ("one training", f"segmentation, segmentation + CRF {shared}") in notes
+    assert "single runs" in dict(notes)
+    assert "one training" not in dict(footnotes(compared(root, "a-s0,a-s1,a-s2", "b-s0")))
+
+
 def test_other_images_are_not_compared(root: Path) -> None:
     comparison = compared(root, "a-s0", "fewer", "train", "b-s0")
     assert {row.group for row in comparison.differences} == {"b-s0"}

@@ -51,8 +51,18 @@ def test_the_table_of_cases_has_the_columns_that_any_case_has() -> None:
     assert table.columns == ("case", "masks", "+CRF", PAPER, "recall", "maps by")
     assert table.rows == [
         ("none-single", "11.00 ± 1.41", "-", "61.7", "12.5", "method of none-single"),
-        ("co-itself", "20.00 ± 0.00", "31.50 ± 2.12", "", "-", "method of co-itself"),
+        ("co-itself", "20.00", "31.50 ± 2.12", "", "-", "method of co-itself"),
     ]
+
+
+def test_a_score_that_all_seeds_share_has_no_deviation() -> None:
+    """It is that of one output of another program."""
+    methods = [case_scores("x", "theirs", {MASKS: [20.0, 20.0]}), case_scores("x", "ours", {MASKS: [20.0, 22.0]})]
+    assert [row[1] for row in cases_table(methods, "title").rows] == ["20.00", "21.00 ± 1.41"]
+
+    theirs, ours = csv.DictReader(io.StringIO(summary_csv(methods, [])))
+    assert theirs["pseudo masks, standard deviation"] == ""
+    assert float(ours["pseudo masks, standard deviation"]) > 0
 
 
 def test_methods_are_ranked_on_each_data_set() -> None:
@@ -152,7 +162,7 @@ def test_a_description_of_several_lines_is_one_line() -> None:
 
 def test_an_interval_that_contains_0_says_no_difference() -> None:
     table = differences_table([difference({MAPS: [0.5, 0.5]}, {MAPS: [-0.5, 1.5]})])
-    assert table.rows[0][1] == "+0.50 ± 0.00 (no difference: -0.5 to +1.5)"
+    assert table.rows[0][1] == "+0.50 (no difference: -0.5 to +1.5)"
 
 
 def test_a_difference_without_an_interval_has_only_its_mean() -> None:
