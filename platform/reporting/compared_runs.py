@@ -59,6 +59,13 @@ class RunGroup(NamedTuple):
     label: str
     runs: tuple[Run, ...]
 
+    def titles(self) -> list[str]:
+        """The `Variant.title` of each score that any of the runs has."""
+        titles: dict[str, None] = {}
+        for run in self.runs:
+            titles |= dict.fromkeys(run.scores)
+        return list(titles)
+
     def runs_by_output(self, title: str) -> list[list[Run]]:
         """The runs that have the score with this `Variant.title`, a list for each different output that is scored."""
         runs: dict[str, list[Run]] = {}

@@ -177,8 +177,8 @@ def compare(groups: Sequence[RunGroup], bootstrap: BootstrapSettings) -> Compari
     """Compares the scores of groups with those of the first one.
 
     Raises:
-        UserError: The first group has no score, or its runs are scored on different images; or two runs are scored
-            against different ground truth for the same image.
+        UserError: The first group has no score, or none that another group has, or its runs are scored on different
+            images; or two runs are scored against different ground truth for the same image.
     """
     baseline = groups[0]
     titles = list(baseline.runs[0].scores)
@@ -188,10 +188,27 @@ def compare(groups: Sequence[RunGroup], bootstrap: BootstrapSettings) -> Compari
             "a baseline with scores",
             "add masks in the column mask, or name another run first",
         )
+    _check_common_scores(groups)
+
     other_tags = {group.label: _ids_with_other_tags(baseline, group) for group in groups}
     scores = [_compare_score(groups, title, other_tags, bootstrap) for title in titles]
     numbers = {label: len(image_ids) for label, image_ids in other_tags.items() if len(image_ids)}
     return Comparison(groups=groups, scores=scores, other_tags=numbers, bootstrap=bootstrap)
+
+
+def _check_common_scores(groups: Sequence[RunGroup]) -> None:
+    """Raises UserError if there are other groups than the first, and none of them has a score of the first."""
+    baseline, *others = groups
+    titles = set(baseline.titles())
+    if not others or any(titles.intersection(other.titles()) for other in others):
+        return
+    scores_of_groups = [f"{group.label} has scores of {', '.join(group.titles()) or 'nothing'}" for group in groups]
+    raise UserError(
+        "; ".join(scores_of_groups),
+        "at least one score that both the first run and another run have",
+        "compare runs that have the same output: maps with maps, pseudo masks with pseudo masks, predictions with "
+        "predictions",
+    )
 
 
 def _ids_with_other_tags(baseline: RunGroup, group: RunGroup) -> pa.ChunkedArray:

@@ -249,6 +249,7 @@ def footnotes(comparison: Comparison) -> list[tuple[str, str]]:
             titles_left_out.setdefault(f"{label}: {reason}", []).append(score.title)
     for group_and_reason, titles in titles_left_out.items():
         notes.append(("not compared", f"{', '.join(titles)} of {group_and_reason}"))
+    notes += _notes_on_missing_scores(comparison)
 
     if len(comparison.groups) == 1:
         return notes
@@ -266,6 +267,25 @@ def footnotes(comparison: Comparison) -> list[tuple[str, str]]:
     notes.append(("many intervals", f"if nothing differs, about {by_chance} of them still exclude 0"))
     if min(num_trainings) == 1:
         notes.append(("single runs", "the interval does not include what another seed would change"))
+    return notes
+
+
+def _notes_on_missing_scores(comparison: Comparison) -> list[tuple[str, str]]:
+    """Notes on the scores that several groups have, but not the baseline."""
+    baseline, *others = comparison.groups
+    labels: dict[str, list[str]] = {}
+    for group in others:
+        for title in group.titles():
+            if title not in baseline.titles():
+                labels.setdefault(title, []).append(group.label)
+
+    titles: dict[str, list[str]] = {}
+    for title, group_labels in labels.items():
+        if len(group_labels) > 1:
+            titles.setdefault(", ".join(group_labels), []).append(title)
+    notes = []
+    for group_text, group_titles in titles.items():
+        notes.append(("not compared", f"{', '.join(group_titles)} of {group_text}: {baseline.label} has none"))
     return notes
 
 

@@ -228,6 +228,32 @@ def test_a_score_that_a_run_lacks_is_not_compared(root: Path, tmp_path: Path) ->
         compared(tmp_path / "workspace", "a-s0", "b-s0")
 
 
+def keep_scores(workspace: Path, run: str, output: str) -> None:
+    """Removes the scores of a run that are not of this output."""
+    file = workspace / "store" / f"evaluate-{run}" / "scores.json"
+    scores = json.loads(file.read_text())
+    file.write_text(json.dumps([score for score in scores if score["output"] == output]))
+
+
+def test_runs_without_a_common_score_are_refused(root: Path, tmp_path: Path) -> None:
+    shutil.copytree(root, tmp_path / "workspace")
+    keep_scores(tmp_path / "workspace", "a-s0", "pseudo_masks")
+    for run in ("b-s0", "b-s1"):
+        keep_scores(tmp_path / "workspace", run, "segmentation")
+
+    with pytest.raises(UserError) as caught:
+        compared(tmp_path / "workspace", "a-s0", "b-s0", "b-s1")
+    segmentation = "segmentation, segmentation + CRF"
+    assert caught.value.found.startswith(
+        f"a-s0 has scores of pseudo masks; b-s0 has scores of {segmentation}; b-s1 has scores of {segmentation}"
+    )
+
+    notes = footnotes(compared(tmp_path / "workspace", "a-s0", "b-s0", "a-s1", "b-s1"))
+    assert ("not compared", f"{segmentation} of b-s0, a-s1, b-s1: a-s0 has none") in notes
+    notes = footnotes(compared(tmp_path / "workspace", "a-s0", "a-s1"))
+    assert not any(term == "not compared" for term, _ in notes), "no other run has these scores"
+
+
 def test_another_truth_is_refused(root: Path) -> None:
     message = "pseudo masks: 8 of 8 images have different ground truth in the runs 'repainted' and 'a-s0': val0, val1"
     with pytest.raises(UserError, match=message):
