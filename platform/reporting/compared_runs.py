@@ -12,8 +12,22 @@ from mcis.platform.runs.results import IndexResult, read_result
 from mcis.platform.runs.scores import SCORED_OUTPUTS, SCORES, Score, read_scores
 from mcis.platform.runs.workspace import RunFolder, Workspace
 
-_OUTPUTS_OF_SEED = ("localize.maps", "pseudo_masks.masks", "predict.masks")
-"""Keys of folders that another program wrote. Each of its trainings, with a seed of its own, has other folders."""
+_IMPORTED_OUTPUTS = {"localize": "localize.maps", "pseudo_masks": "pseudo_masks.masks", "predict": "predict.masks"}
+"""Keys of folders that another program wrote, by the stage that reads them. Each of its trainings, with a seed of its
+own, has other folders."""
+STAGES_OF_SECTION = {
+    "recipe": ("localize", "pseudo_masks", "predict"),
+    "weights": ("localize", "train_affinity", "predict"),
+    "classifier": ("localize",),
+    "localize": ("localize",),
+    "maps": ("localize",),
+    "affinity_net": ("train_affinity",),
+    "pseudo_masks": ("pseudo_masks",),
+    "segmenter": ("predict",),
+    "predict": ("predict",),
+}
+"""Stages whose outputs, or the scores of these, depend on a section of the configuration. Sections that are not listed
+apply to every run."""
 _MAY_DIFFER = ("seed", "compute.", "tracking.")
 """Prefixes of other keys in which the runs of a group may differ. `compute` changes results only by rounding."""
 
@@ -41,6 +55,22 @@ class Run(NamedTuple):
     def seed(self) -> str:
         """The seed as text."""
         return self.configuration.get("seed", "none")
+
+    def applies(self, key: str) -> bool:
+        """Whether a key has an effect in this run: not if it is for outputs that the run lacks or that are imported.
+
+        The folders of imported outputs always apply, so that a comparison states where outputs come from.
+        """
+        if key in _IMPORTED_OUTPUTS.values():
+            return True
+        if key == "localize.maps_format":
+            return "localize.maps" in self.configuration
+        stages = STAGES_OF_SECTION.get(key.partition(".")[0])
+        return stages is None or any(self._computes(stage) for stage in stages)
+
+    def _computes(self, stage: str) -> bool:
+        """Whether the run has an output of a stage that is not of another program."""
+        return stage in self.outputs and _IMPORTED_OUTPUTS.get(stage) not in self.configuration
 
     def scored_output(self, title: str) -> str:
         """Name of the folder of the output with this score, which is that of the run if the output is missing."""
@@ -134,6 +164,22 @@ def differing_keys(groups: Sequence[RunGroup]) -> dict[str, list[str]]:
         if len(set(values)) > 1:
             differing[key] = values
     return differing
+
+
+def differing_settings(groups: Sequence[RunGroup]) -> dict[str, list[str]]:
+    """`differing_keys` that differ between groups to which they apply, with `-` for the other groups."""
+    settings = {}
+    for key, values in differing_keys(groups).items():
+        shown = []
+        applied = set()
+        for group, value in zip(groups, values, strict=True):
+            is_applied = group.runs[0].applies(key)
+            shown.append(value if is_applied else "-")
+            if is_applied:
+                applied.add(value)
+        if len(applied) > 1:
+            settings[key] = shown
+    return settings
 
 
 def joined_once(texts: Iterable[str]) -> str:
@@ -248,7 +294,7 @@ def _make_group(runs: Sequence[Run]) -> RunGroup:
 
 def _may_differ(key: str, values: Sequence[str]) -> bool:
     """Whether the runs of a group may have these values of a key (`differing_keys`)."""
-    if key in _OUTPUTS_OF_SEED:
+    if key in _IMPORTED_OUTPUTS.values():
         return "-" not in values  # otherwise, some runs are of another program and some are not
     return key.startswith(_MAY_DIFFER)
 

@@ -8,7 +8,7 @@ from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 from mcis.datasets.errors import join_shortened
-from mcis.platform.reporting.compared_runs import RunGroup, differing_keys, joined_once
+from mcis.platform.reporting.compared_runs import RunGroup, differing_settings, joined_once
 from mcis.platform.reporting.comparison import Comparison, Interval
 from mcis.platform.runs.results import VAL_MAP, StageResult, read_result
 from mcis.platform.runs.scores import (
@@ -108,9 +108,9 @@ def terminal_tables(comparison: Comparison) -> list[Table]:
 
 
 def settings_table(comparison: Comparison) -> Table:
-    """The settings in which the groups differ."""
+    """The settings in which the groups differ, of those that apply."""
     labels = [group.label for group in comparison.groups]
-    rows = [(key, *values) for key, values in differing_keys(comparison.groups).items()]
+    rows = [(key, *values) for key, values in differing_settings(comparison.groups).items()]
     return Table("Settings that differ", ("setting", *labels), rows)
 
 

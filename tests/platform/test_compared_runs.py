@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from mcis.datasets.errors import UserError
-from mcis.platform.reporting.compared_runs import differing_keys, open_run_groups
+from mcis.platform.pipeline import STAGES
+from mcis.platform.reporting.compared_runs import STAGES_OF_SECTION, differing_keys, differing_settings, open_run_groups
 from mcis.platform.runs.scores import SCORES
 from mcis.platform.runs.workspace import Workspace
 
@@ -47,6 +48,35 @@ def test_differing_keys_have_their_values(root: Path) -> None:
     assert rows["segmenter.min_steps"][0] == rows["segmenter.min_steps"][2]
     assert rows["compute.threads"][1] == "2"
     assert differing_keys(groups[:1]) == {}
+
+
+def test_settings_without_effect_on_the_outputs_of_a_run_are_left_out(
+    root: Path, scored: Callable[..., Path], tmp_path: Path
+) -> None:
+    workspace = Workspace(tmp_path / "workspace")
+    settings = ["pseudo_masks.threshold=0.7", "predict.crf.iterations=3", "segmenter.min_steps=9"]
+    for name in ("x", "y"):
+        (tmp_path / name).mkdir()
+        changed = settings if name == "y" else []
+        scored(workspace.root, name, f"predict.masks={tmp_path / name}", *changed, data=tmp_path / "data")
+        only_imported = {stage: folder for stage, folder in workspace.outputs(name).items() if stage != "pseudo_masks"}
+        workspace.record_outputs(name, only_imported)
+    scored(workspace.root, "z", *settings, data=tmp_path / "data", recipe="paper")
+
+    imported = open_run_groups(workspace.root, ["x", "y"])
+    assert differing_settings(imported) == {"predict.masks": [str(tmp_path / "x"), str(tmp_path / "y")]}
+    first_run = str(root / "runs" / "a-s0")
+    rows = differing_settings(open_run_groups(workspace.root, ["x", "z", first_run]))
+    assert rows["predict.masks"] == [str(tmp_path / "x"), "-", "-"]
+    assert rows["recipe"] == ["-", "paper", "scratch"]
+    assert rows["segmenter.min_steps"][:2] == ["-", "9"]
+
+
+@pytest.mark.parametrize("section", STAGES_OF_SECTION)
+def test_sections_belong_to_stages_that_depend_on_them(section: str) -> None:
+    """Or to stages whose outputs `evaluate` scores with them."""
+    dependent_stages = {stage.name for stage in STAGES if section in stage.sections}
+    assert "evaluate" in dependent_stages or dependent_stages.issuperset(STAGES_OF_SECTION[section])
 
 
 def test_seeds_of_one_configuration_are_one_group(root: Path) -> None:
