@@ -8,7 +8,6 @@ import csv
 import re
 import shutil
 import tempfile
-import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
@@ -16,7 +15,15 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from mcis.datasets.classes import IGNORE, MAY_BE_NEGATIVE_TAGS, NEGATIVE_TAGS, check_classes, read_classes, split_names
+from mcis.datasets.classes import (
+    IGNORE,
+    MAY_BE_NEGATIVE_TAGS,
+    NEGATIVE_TAGS,
+    check_classes,
+    normalized_name,
+    read_classes,
+    split_names,
+)
 from mcis.datasets.errors import UserError, join_shortened, join_shortened_quoted, unquoted
 from mcis.datasets.formats.class_folders import FOLDERS
 from mcis.datasets.formats.coco import COCO
@@ -306,14 +313,14 @@ def _check_file_names(source: Path, files: list[str]) -> None:
 
 
 def _with_valid_tags(objects: Iterable[AnnotatedObject], left_out: LeftOut) -> list[AnnotatedObject]:
-    """Returns objects with tags in the Unicode form NFC. An object without a class name gets an unknown class."""
+    """Returns objects with tags as `normalized_name`. An object without a class name gets an unknown class."""
     valid: list[AnnotatedObject] = []
     for item in objects:
-        tag = item.tag
+        tag = None if item.tag is None else normalized_name(item.tag)
         if tag == "":
             left_out["empty class name(s); their objects give no tag and are ignored in masks"] += 1
             tag = None
-        valid.append(item._replace(tag=unicodedata.normalize("NFC", tag) if tag else None))
+        valid.append(item._replace(tag=tag))
     return valid
 
 
