@@ -6,6 +6,7 @@ the rest as text, so loading a folder runs no code that came with it.
 
 import dataclasses
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,8 +27,9 @@ from mcis.platform.networks.trained_segmenter import TrainedSegmenter, check_ove
 from mcis.platform.networks.weights_files import SAFETENSORS, load_weights, weights_in
 from mcis.platform.outputs.provenance import license_counts
 from mcis.platform.outputs.read_index import open_index, rows_in_split
+from mcis.platform.outputs.supervision import trained_on
 from mcis.platform.runs.files import atomic_write, read_record_of, write_json, write_text
-from mcis.platform.runs.scores import REGIONS_SUPERVISION, SALIENCY_SUPERVISION, Score, read_scores
+from mcis.platform.runs.scores import Score, read_scores
 from mcis.platform.runs.workspace import Workspace
 
 _CONFIG = "config.json"
@@ -114,14 +116,12 @@ def _card(trained: TrainedSegmenter) -> str:
 
     config = trained.config
     workspace = Workspace(trained.run.parent.parent, create=False)
-    opened = open_index(workspace, trained.run.name, ["split", "tags", "is_negative", "saliency_uri"])
-    index = opened.index
-    tagged = rows_in_split(index, "train", tagged=True)
-    num_tagged = len(tagged)
-    has_saliency = tagged["saliency_uri"].null_count < num_tagged
-    num_negatives = len(rows_in_split(index, "train", tagged=True, negatives=True)) - num_tagged
+    opened = open_index(workspace, trained.run.name, ["split", "tags", "is_negative"])
+    num_tagged = len(rows_in_split(opened.index, "train", tagged=True))
+    num_negatives = len(rows_in_split(opened.index, "train", tagged=True, negatives=True)) - num_tagged
     negatives = f", and {num_negatives} images that show none of the classes" if num_negatives else ""
-    scores = "".join(_score_row(score) for score in read_scores(workspace.outputs(trained.run.name)))
+    outputs = workspace.outputs(trained.run.name)
+    scores = "".join(_score_row(score) for score in read_scores(outputs))
     return f"""---
 library_name: mcis
 pipeline_tag: image-segmentation
@@ -135,7 +135,7 @@ tags: [weakly-supervised-segmentation]
 Label 0 is background, the others are the classes above in their order. Photographs are predicted at up to
 {trained.max_side} pixels a side.
 
-Trained on {num_tagged} images with {_supervision(config, has_saliency)}{negatives}.
+Trained on {num_tagged} images with {_supervision(config, outputs)}{negatives}.
 Recipe {config.recipe}, seed {config.seed}, {config.segmenter.network} on {config.segmenter.backbone}; initial weights:
 {_initial_weights(config)}.
 
@@ -159,28 +159,17 @@ def license_table(provenance: pa.Table) -> str:
     return "\n| license of images | images | most frequent sites |\n| --- | --- | --- |\n" + "".join(rows)
 
 
-def _supervision(config: Config, has_saliency: bool) -> str:
+def _supervision(config: Config, outputs: Mapping[str, Path]) -> str:
     """Returns what the training images were labeled with, in words.
 
     Args:
         config: Configuration of the run.
-        has_saliency: Whether any tagged training image has a saliency map.
+        outputs: Folders of its finished outputs, by stage.
     """
     if config.supervision == "full":
         return "ground-truth masks (supervision=full), an upper bound of what tags reach"
-
-    used = ["image-level tags"]
-    if config.pseudo_masks.rule == "imported":
-        used.append("pseudo masks of another program")
-    elif config.localize.is_imported:
-        used.append("localization maps of another program")
-    if has_saliency and config.pseudo_masks.reads_saliency:
-        used.append(f"saliency maps ({SALIENCY_SUPERVISION})")
-    if config.pseudo_masks.regions:
-        used.append(f"{config.pseudo_masks.regions} ({REGIONS_SUPERVISION})")
-    if config.data.corrected_masks:
-        used.append("corrected masks of some images")
-    return " and ".join(used) if len(used) > 1 else "image-level tags only"
+    masks = trained_on(config, outputs)
+    return f"image-level tags and {masks}" if masks else "image-level tags only"
 
 
 def _initial_weights(config: Config) -> str:

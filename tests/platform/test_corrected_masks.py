@@ -137,6 +137,8 @@ def test_corrected_masks_teach_as_they_are_and_are_not_scored(small: Any, tmp_pa
     result = small.run("corrected", *values)
     assert not {"index", "train_classifier", "localize"} & set(computed(result))
     assert result.scores[-1].trained_on == "pseudo masks with corrected masks"
+    Predictor.load(result.context.folder.path).save_pretrained(tmp_path / "network")
+    assert "image-level tags and pseudo masks with corrected masks." in (tmp_path / "network/README.md").read_text()
     for stage, table in (("pseudo_masks", "masks"), ("train_affinity", "labels")):
         rows = Shards(result.context.stage_outputs[stage] / table)
         for name in names:

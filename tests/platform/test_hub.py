@@ -10,6 +10,7 @@ from typing import Any
 import huggingface_hub
 import mlflow
 import numpy as np
+import pyarrow as pa
 import pytest
 from mlflow.exceptions import MlflowException
 from mlflow.models import get_model_info
@@ -24,6 +25,9 @@ from mcis.platform.api import Predictor, scores
 from mcis.platform.cli import app
 from mcis.platform.networks.mlflow_model import log_segmenter
 from mcis.platform.networks.predictor import PredictionInput
+from mcis.platform.runs.files import read_table, write_table
+from mcis.platform.runs.results import MasksResult, write_result
+from mcis.platform.runs.scores import SALIENCY_SUPERVISION
 from mcis.platform.runs.tracking import Tracker
 from mcis.platform.runs.workspace import RunFolder, Workspace
 
@@ -123,6 +127,39 @@ def test_a_network_in_a_folder_predicts_as_its_run(run: Path, tmp_path: Path, mo
     assert command.invoke(app, arguments).exit_code == 0
     np.testing.assert_array_equal(Image.open(tmp_path / "out/masks/a.png"), first.labels())
     assert "error: --name and --model" in command.invoke(app, [*arguments, *named]).output
+
+
+@pytest.mark.parametrize(
+    ("rule", "cue", "trained_on"),
+    [
+        ("auto", "saliency, crf for 2 of 3", f"pseudo masks with saliency maps ({SALIENCY_SUPERVISION})"),
+        ("auto", "crf", "pseudo masks with corrected masks"),
+        ("crf", "crf", None),
+    ],
+)
+def test_the_card_names_the_saliency_maps_that_pseudo_masks_used(
+    trained: Callable[..., Path], tmp_path: Path, rule: str, cue: str, trained_on: str | None
+) -> None:
+    """In each case an image has a saliency map. In the second one, this image has a corrected mask."""
+    overrides = [f"pseudo_masks.rule={rule}"]
+    if trained_on and "corrected" in trained_on:
+        overrides.append(f"data.corrected_masks={tmp_path}")
+    folder = trained(2, *overrides, sides=(64, 80, 96))
+    workspace = Workspace(folder.parent.parent)
+    outputs = workspace.outputs("drawn")
+    index = read_table(outputs["index"] / "index.parquet")
+    position = index.schema.get_field_index("saliency_uri")
+    uris = pa.array(["a.png", None, None], pa.string())
+    write_table(outputs["index"] / "index.parquet", index.set_column(position, "saliency_uri", uris))
+    outputs["pseudo_masks"] = workspace.output("pseudo_masks", "drawn")
+    outputs["pseudo_masks"].mkdir()
+    write_result(outputs["pseudo_masks"], MasksResult(background_cue=cue), key="drawn")
+    workspace.record_outputs("drawn", outputs)
+
+    Predictor.load(folder).save_pretrained(tmp_path / "mine")
+    text = (tmp_path / "mine" / "README.md").read_text()
+    supervision = f"image-level tags and {trained_on}" if trained_on else "image-level tags only"
+    assert f"Trained on 3 images with {supervision}.\n" in text
 
 
 def changed(**values: Any) -> Callable[[Path], None]:

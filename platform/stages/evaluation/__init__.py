@@ -26,6 +26,7 @@ from mcis.platform.config.sections import Config
 from mcis.platform.outputs.corrected_masks import CORRECTED, with_corrected
 from mcis.platform.outputs.counts import IMPORTED
 from mcis.platform.outputs.read_index import read_image_ids, rows_in_split, split_rows, truth_of_row
+from mcis.platform.outputs.supervision import used_regions, used_saliency
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.files import file_stamps, write_json
 from mcis.platform.runs.results import PredictResult, StageResult
@@ -39,7 +40,7 @@ from mcis.platform.runs.scores import (
     Score,
 )
 from mcis.platform.runs.workspace import Workspace
-from mcis.platform.stages.evaluation.scoring import evaluate_predictions, evaluate_train, used_regions, uses_saliency
+from mcis.platform.stages.evaluation.scoring import evaluate_predictions, evaluate_train
 
 _MAX_CHECKED = 16
 """Maximum number of ground-truth masks, and of corrected masks, that `check` reads."""
@@ -188,9 +189,9 @@ def _supervision_notes(config: Config, context: RunContext) -> list[str]:
     notes: list[str] = []
     if config.supervision == "full":
         notes.append(FULL_SUPERVISION)
-    if uses_saliency(config, context):
+    if used_saliency(config, context.stage_outputs):
         notes.append(f"the pseudo masks use saliency maps, and {SALIENCY_SUPERVISION}: scores are not from tags alone")
-    regions = used_regions(config, context)
+    regions = used_regions(config, context.stage_outputs)
     if regions:
         notes.append(f"the pseudo masks use {regions}, and {REGIONS_SUPERVISION}: scores are then not from tags alone")
     return notes

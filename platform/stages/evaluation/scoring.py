@@ -39,6 +39,7 @@ from mcis.platform.outputs.counts import (
     sum_counts,
 )
 from mcis.platform.outputs.read_index import tagged_among_negatives, truth_of_row
+from mcis.platform.outputs.supervision import trained_on, used_regions, used_saliency
 from mcis.platform.outputs.tables import image_maps
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.files import read_table
@@ -174,7 +175,7 @@ def evaluate_predictions(config: Config, context: RunContext, rows: pa.Table, sp
         settings = {
             "scales": config.predict.scales,
             "hflip": config.predict.hflip,
-            "trained_on": _trained_on(config, context),
+            "trained_on": trained_on(config, context.stage_outputs),
         }
 
     classes = len(context.classes)
@@ -193,45 +194,6 @@ def evaluate_predictions(config: Config, context: RunContext, rows: pa.Table, sp
         )
         scores.append(score)
     return scores
-
-
-def uses_saliency(config: Config, context: RunContext) -> bool:
-    """Whether saliency maps were used for any pseudo mask of the run."""
-    if config.supervision == "full" or "pseudo_masks" not in context.stage_outputs:
-        return False
-    cue = context.result("pseudo_masks", MasksResult).background_cue
-    return config.pseudo_masks.reads_saliency and cue != "crf"  # the rule auto, if no image has a saliency map
-
-
-def used_regions(config: Config, context: RunContext) -> str | None:
-    """What the pseudo masks of the run take from files of another program: segments, detections, or None."""
-    if config.supervision == "full" or "pseudo_masks" not in context.stage_outputs:
-        return None
-    return config.pseudo_masks.regions
-
-
-def _trained_on(config: Config, context: RunContext) -> str | None:
-    """Text for `Score.trained_on`."""
-    if config.supervision == "full":
-        return "ground truth"
-
-    origin = ""
-    if config.pseudo_masks.is_imported:
-        origin = " of another program"
-    elif config.localize.is_imported:
-        origin = " from maps of another program"
-
-    used = []
-    if uses_saliency(config, context):
-        used.append(f"saliency maps ({SALIENCY_SUPERVISION})")
-    regions = used_regions(config, context)
-    if regions:
-        used.append(f"{regions} ({REGIONS_SUPERVISION})")
-    if config.data.corrected_masks:
-        used.append("corrected masks")
-    if not origin and not used:
-        return None
-    return f"pseudo masks{origin}" + (f" with {' and '.join(used)}" if used else "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -455,9 +417,9 @@ def score_pseudo_masks(scorer: Scorer, counts: NDArray[np.int64], context: RunCo
     """
     config = scorer.config
     cue = context.result("pseudo_masks", MasksResult).background_cue
-    if uses_saliency(config, context):
+    if used_saliency(config, context.stage_outputs):
         cue = f"{cue} ({SALIENCY_SUPERVISION})"
-    if used_regions(config, context):
+    if used_regions(config, context.stage_outputs):
         cue = f"{cue} ({REGIONS_SUPERVISION})"
     masks = read_table(context.stage_outputs["pseudo_masks"] / "masks", ["image_id", "ignored"])
     masks = masks.filter(pc.is_in(masks["image_id"], rows["image_id"].combine_chunks()))
