@@ -82,7 +82,7 @@ def demo(
         resolved = demo_configuration(workspace, overrides.texts(seed=seed, gpu=gpu))
         result = api.run_resolved(resolved, name, workspace=workspace, verbose=verbose, on_checked=show_outlook)
         show_result(result)
-        if resolved.config.pseudo_masks.reads_saliency:
+        if resolved.config.pseudo_masks.may_use_saliency:
             console.print("The demo's saliency maps are made from the ground truth, which raises the scores.")
 
 

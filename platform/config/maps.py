@@ -226,8 +226,8 @@ class PseudoMasksConfig(Section):
         return self.rule == "imported"
 
     @property
-    def reads_saliency(self) -> bool:
-        """Whether saliency maps are used for images that have one."""
+    def may_use_saliency(self) -> bool:
+        """Whether the rule uses the saliency map of an image that has one."""
         if self.is_imported:
             return False
         return self.rule == "auto" or MASK_RULES[self.rule].reads_saliency

@@ -18,7 +18,7 @@ def used_saliency(config: Config, outputs: Mapping[str, Path]) -> bool:
     if config.supervision == "full" or "pseudo_masks" not in outputs:
         return False
     cue = read_result(outputs["pseudo_masks"], MasksResult).background_cue
-    return config.pseudo_masks.reads_saliency and cue != "crf"  # the rule auto, if no image has a saliency map
+    return config.pseudo_masks.may_use_saliency and cue != "crf"  # the rule auto, if no image has a saliency map
 
 
 def used_regions(config: Config, outputs: Mapping[str, Path]) -> str | None:

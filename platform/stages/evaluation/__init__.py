@@ -128,7 +128,7 @@ def inputs(config: Config, context: RunContext) -> Any:
     for split in dict.fromkeys(splits):
         masks.append(file_stamps(split_rows(context, split, columns=["mask_uri"])["mask_uri"]))
     saliency = None
-    if config.pseudo_masks.reads_saliency:
+    if config.pseudo_masks.may_use_saliency:
         saliency = file_stamps(split_rows(context, "train", columns=["saliency_uri"])["saliency_uri"])
     corrected = file_stamps(_with_corrected(config, context)[CORRECTED]) if config.data.corrected_masks else None
     return [*masks, saliency, corrected]

@@ -258,7 +258,7 @@ def evaluate_train(config: Config, context: RunContext, rows: pa.Table) -> tuple
     Returns:
         The scores, and the curves of mIoU over background thresholds, by the name of the score of the maps.
     """
-    if not config.pseudo_masks.reads_saliency:  # no stage has validated the saliency maps
+    if not config.pseudo_masks.may_use_saliency:  # no stage has validated the saliency maps
         position = rows.schema.get_field_index("saliency_uri")
         rows = rows.set_column(position, "saliency_uri", pa.nulls(len(rows), pa.string()))
     maps = _tables_of_maps(config, context)

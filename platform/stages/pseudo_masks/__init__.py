@@ -41,8 +41,8 @@ from mcis.platform.stages.pseudo_masks.needed_files import (
     check_truth_exists,
     made_by_rule,
     mask_files,
-    reads_saliency,
     rows_of_rule,
+    will_use_saliency,
     with_imported,
 )
 
@@ -66,7 +66,7 @@ def check(config: Config, listing: Listing, workspace: Workspace) -> None:
         files = mask_files(config.pseudo_masks)
         tagged_ids = rows.filter(pc.invert(rows["is_negative"]))["image_id"].to_pylist()
         files.check_any_matches(tagged_ids, listing.image_ids())
-    elif reads_saliency(config, rows_of_rule(rows)):
+    elif will_use_saliency(config, rows_of_rule(rows)):
         check_saliency_is_no_truth(rows_of_rule(rows))
     elif config.pseudo_masks.regions:
         with_files = _with_regions(config, rows, listing.classes, listing.image_ids()).rows
@@ -86,7 +86,7 @@ def inputs(config: Config, context: RunContext) -> Any:
     elif config.pseudo_masks.is_imported:
         imported = with_imported(config.pseudo_masks, rows, read_image_ids(context))
         files = contents_digest(imported[IMPORTED].to_pylist())
-    elif reads_saliency(config, rule_rows):
+    elif will_use_saliency(config, rule_rows):
         files = file_stamps(rule_rows["saliency_uri"])
     elif config.pseudo_masks.regions:
         files = regions_digest(rule_rows["image_id"].to_pylist(), config.pseudo_masks, read_image_ids(context))

@@ -44,7 +44,7 @@ def background_cue(config: Config, rows: pa.Table) -> str:
         UserError: The configuration requires saliency maps that some images lack.
     """
     section = config.pseudo_masks
-    if not section.reads_saliency:
+    if not section.may_use_saliency:
         return section.rule
 
     num_without = rows["saliency_uri"].null_count
@@ -66,9 +66,13 @@ def background_cue(config: Config, rows: pa.Table) -> str:
     return section.rule
 
 
-def reads_saliency(config: Config, rows: pa.Table) -> bool:
-    """Whether saliency maps are used for any of the images."""
-    return config.pseudo_masks.reads_saliency and background_cue(config, rows) != "crf"
+def will_use_saliency(config: Config, rows: pa.Table) -> bool:
+    """Whether the rule will use a saliency map for any of the images.
+
+    Args:
+        config, rows: See `background_cue`.
+    """
+    return config.pseudo_masks.may_use_saliency and background_cue(config, rows) != "crf"
 
 
 def check_truth_exists(rows: pa.Table) -> None:
