@@ -25,7 +25,7 @@ from mcis.datasets.sampling.related_images import draw_related_images
 from mcis.datasets.tags import Tags
 from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.engine.runtime import ray_session
-from mcis.platform.outputs.relations import RELATED, VECTORS, read_related
+from mcis.platform.outputs.relations import RELATED_TABLE, VECTORS, read_related
 from mcis.platform.runs.files import write_table
 from mcis.platform.runs.progress import console
 from mcis.platform.stages.localization.nearest import find_nearest_images
@@ -80,7 +80,7 @@ def search(folder: Path, tags: Tags, sizes: dict[str, int]) -> None:
 def sample_recall(folder: Path, tags: Tags, sample: int, sizes: dict[str, int]) -> tuple[float, float]:
     """Returns the recall in a sample of maps, and the seconds per map of the complete search of the sample."""
     vectors = np.load(folder / "unit_vectors.npy", mmap_mode="r")
-    found = read_related(folder / RELATED, len(tags), R)
+    found = read_related(folder / RELATED_TABLE, len(tags), R)
     maps = ClassMaps.from_tags(tags, SEED, **{**sizes, "max_candidates": len(tags)})
     rng = np.random.default_rng(SEED + 2)
     first = int(rng.integers(0, len(tags) - sample + 1))

@@ -9,6 +9,8 @@ from typing import Generic, NamedTuple, TypeVar
 from mcis.datasets.errors import UserError, join_shortened
 from mcis.datasets.sources.lists import map_paths, relative_name, without_image_suffix
 
+IMPORTED_FILE = "imported"
+"""Column of index rows: the file of another program's mask or prediction of the image."""
 _T = TypeVar("_T")
 
 

@@ -18,7 +18,7 @@ from mcis.platform.outputs.read_index import from_source_domain, split_rows
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.files import read_shards, read_table
 
-RELATED = "related"
+RELATED_TABLE = "related"
 """Table in the output of the stage `localize`, written for many images whose related images are nearest neighbors: the
 number of each map, `map`, and its related images, `related`, as positions among the tagged training images."""
 VECTORS = "vectors"
@@ -44,7 +44,7 @@ def read_related(folder: Path, maps: int, related: int) -> NDArray[np.int64]:
     """Reads the related images of all maps, (T, R).
 
     Args:
-        folder: The table RELATED.
+        folder: The table RELATED_TABLE.
         maps: T.
         related: R.
     """
@@ -106,8 +106,8 @@ def relations_of_run(config: Config, context: RunContext) -> MapRelations | None
     related_images = None
     if RELATED_IMAGE_RULES[config.localize.related_by].needs_vectors:
         localized = context.stage_outputs["localize"]
-        if path_exists(localized / RELATED):
-            related_images = read_related(localized / RELATED, len(tags.values), config.localize.related)
+        if path_exists(localized / RELATED_TABLE):
+            related_images = read_related(localized / RELATED_TABLE, len(tags.values), config.localize.related)
         else:
             vectors = read_vectors(localized / VECTORS)
     is_source = from_source_domain(rows)

@@ -22,7 +22,7 @@ from mcis.platform.config.sections import Config, PredictConfig
 from mcis.platform.engine.mapping import map_table
 from mcis.platform.networks.predictor import Prediction, PredictionInput, Predictor
 from mcis.platform.networks.trained_segmenter import TrainedSegmenter
-from mcis.platform.outputs.imported_files import ImportedFiles, imported_masks, palette_note, unused_note
+from mcis.platform.outputs.imported_files import IMPORTED_FILE, ImportedFiles, imported_masks, palette_note, unused_note
 from mcis.platform.outputs.read_index import predicted_split, read_image_ids, rows_in_split, split_rows
 from mcis.platform.outputs.tables import DIFFERS_FROM_INDICES, IMPORTED_PREDICTIONS_SCHEMA, PREDICTIONS_SCHEMA
 from mcis.platform.runs.context import RunContext
@@ -94,7 +94,7 @@ def inputs(config: Config, context: RunContext) -> Any:
         return config.data.max_side
     split = _nonempty_split(config, context.result("index", IndexResult).images)
     rows = _with_imported(config.predict, split_rows(context, split), read_image_ids(context))
-    return [split, contents_digest(rows["imported"].to_pylist())]
+    return [split, contents_digest(rows[IMPORTED_FILE].to_pylist())]
 
 
 def run(config: Config, context: RunContext) -> PredictResult:
@@ -126,9 +126,9 @@ def _prediction_files(section: PredictConfig) -> ImportedFiles[str]:
 
 
 def _with_imported(section: PredictConfig, rows: pa.Table, all_ids: Iterable[str]) -> pa.Table:
-    """Adds the column `imported`: the file of each image's prediction."""
+    """Adds the column IMPORTED_FILE: the file of each image's prediction."""
     matched = _prediction_files(section).match_all(rows["image_id"].to_pylist(), all_ids)
-    return rows.append_column("imported", pa.array(matched, pa.string()))
+    return rows.append_column(IMPORTED_FILE, pa.array(matched, pa.string()))
 
 
 def _import_predictions(config: Config, context: RunContext, rows: pa.Table, split: str) -> PredictResult:
@@ -152,11 +152,11 @@ def import_predictions(classes: int, rows: pa.Table) -> pa.Table:
 
     Args:
         classes: Number of classes K.
-        rows: Index rows with the column `imported`.
+        rows: Index rows with the column IMPORTED_FILE.
     """
     predictions = []
     for row in rows.to_pylist():
-        file = row["imported"]
+        file = row[IMPORTED_FILE]
         shape = (row["height"], row["width"])
         if file.lower().endswith(LOGITS_SUFFIX):
             mask = LabelMask(read_logit_labels(file, shape, classes))

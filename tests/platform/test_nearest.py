@@ -10,7 +10,7 @@ from mcis.datasets.sampling.nearest_images import ClassMaps
 from mcis.datasets.sampling.related_images import draw_related_images
 from mcis.datasets.tags import Tags
 from mcis.platform.config.compute import ComputeConfig
-from mcis.platform.outputs.relations import RELATED, VECTORS, read_vectors
+from mcis.platform.outputs.relations import RELATED_TABLE, VECTORS, read_vectors
 from mcis.platform.runs.files import write_table
 from mcis.platform.stages.localization import nearest
 from mcis.platform.stages.localization.nearest import find_nearest_images, write_unit_vectors
@@ -64,7 +64,7 @@ def test_tasks_find_the_same_as_one_process(
         drawn = draw_related_images(tags, is_source, seed=5, related=R, related_by="nearest", vectors=vectors)
         np.testing.assert_array_equal(found, drawn.related)
 
-    shards = sorted((embedded / RELATED).iterdir())
+    shards = sorted((embedded / RELATED_TABLE).iterdir())
     assert len(shards) == -(-count // 70)
     shards[2].unlink()
     np.testing.assert_array_equal(find_nearest_images(tags, 5, R, embedded, ComputeConfig(), **sizes), found)

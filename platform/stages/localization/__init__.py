@@ -33,7 +33,7 @@ from mcis.platform.engine.cache import training_features
 from mcis.platform.engine.mapping import map_table, shards_of
 from mcis.platform.engine.shard_mapper import Worker
 from mcis.platform.outputs.read_index import from_source_domain, rows_in_split, split_rows, tagged_among_negatives
-from mcis.platform.outputs.relations import RELATED, VECTORS, draw_relations, read_vectors, relations_of_run
+from mcis.platform.outputs.relations import RELATED_TABLE, VECTORS, draw_relations, read_vectors, relations_of_run
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.results import StageResult
 from mcis.platform.runs.workspace import Workspace
@@ -155,7 +155,7 @@ def _relate(config: Config, context: RunContext, rows: pa.Table, embedded: Path)
         copy_folder(embedded / VECTORS, context.output / VECTORS)  # the report reads them too
     if rule.is_nearest and len(tags.values) > MAPS_PER_TASK:
         related_images = find_nearest_images(tags, config.seed, localize.related, embedded, config.compute)
-        copy_folder(embedded / RELATED, context.output / RELATED)
+        copy_folder(embedded / RELATED_TABLE, context.output / RELATED_TABLE)
     elif rule.needs_vectors:
         vectors = read_vectors(context.output / VECTORS)
     relations = draw_relations(localize, config.seed, tags, from_source_domain(rows), vectors, related_images)

@@ -13,7 +13,7 @@ from mcis.datasets.storage.folders import fetch_file, path_exists
 from mcis.datasets.tags import Tags
 from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.engine.mapping import map_table
-from mcis.platform.outputs.relations import RELATED, VECTORS, read_related
+from mcis.platform.outputs.relations import RELATED_TABLE, VECTORS, read_related
 from mcis.platform.runs.files import atomic_write, read_shards, read_table
 
 MAPS_PER_TASK = 2**12
@@ -42,7 +42,7 @@ def find_nearest_images(
         tags: Tags of the images.
         seed: Seed of the random numbers.
         related: R.
-        embedded: Folder with the table VECTORS. The table RELATED and intermediate results are written to it.
+        embedded: Folder with the table VECTORS. The table RELATED_TABLE and intermediate results are written to it.
         compute: The section `compute` of the configuration.
         max_candidates, cell_images: See `ClassMaps`.
     """
@@ -60,8 +60,8 @@ def find_nearest_images(
 
     worker = functools.partial(_find_nearest, maps, vectors, related)
     label = "nearest images"
-    map_table(rows, embedded / RELATED, worker=worker, label=label, compute=compute, shard_rows=MAPS_PER_TASK)
-    return read_related(embedded / RELATED, len(maps.maps), related)
+    map_table(rows, embedded / RELATED_TABLE, worker=worker, label=label, compute=compute, shard_rows=MAPS_PER_TASK)
+    return read_related(embedded / RELATED_TABLE, len(maps.maps), related)
 
 
 def write_unit_vectors(folder: Path, file: Path, count: int) -> None:
@@ -94,7 +94,7 @@ def _find_cells(maps: ClassMaps, vectors: Path, rows: pa.Table) -> pa.Table:
 
 
 def _find_nearest(maps: ClassMaps, vectors: Path, related: int, rows: pa.Table) -> pa.Table:
-    """Finds the nearest images of consecutive maps: the table RELATED."""
+    """Finds the nearest images of consecutive maps: the table RELATED_TABLE."""
     first = rows["number"][0].as_py()
     stop = first + len(rows)
     nearest = maps.find_nearest(_open_vectors(vectors), first, stop, related)

@@ -24,7 +24,7 @@ from mcis.platform.engine.errors import fewer_processes
 from mcis.platform.engine.mapping import map_table
 from mcis.platform.engine.shard_mapper import Worker
 from mcis.platform.outputs.corrected_masks import CORRECTED, with_corrected
-from mcis.platform.outputs.imported_files import palette_note, unused_note
+from mcis.platform.outputs.imported_files import IMPORTED_FILE, palette_note, unused_note
 from mcis.platform.outputs.read_index import read_image_ids, rows_in_split, split_rows
 from mcis.platform.outputs.regions import RowsWithRegions, check_regions, regions_digest, with_regions
 from mcis.platform.outputs.tables import DIFFERS_FROM_INDICES, with_maps_position
@@ -35,7 +35,6 @@ from mcis.platform.runs.scores import FULL_SUPERVISION, percent
 from mcis.platform.runs.workspace import Workspace
 from mcis.platform.stages.pseudo_masks.making import GROUND_TRUTH, MakeMasks, copy_truth, import_masks
 from mcis.platform.stages.pseudo_masks.needed_files import (
-    IMPORTED,
     background_cue,
     check_saliency_is_no_truth,
     check_truth_exists,
@@ -85,7 +84,7 @@ def inputs(config: Config, context: RunContext) -> Any:
         files = file_stamps(rows["mask_uri"])
     elif config.pseudo_masks.is_imported:
         imported = with_imported(config.pseudo_masks, rows, read_image_ids(context))
-        files = contents_digest(imported[IMPORTED].to_pylist())
+        files = contents_digest(imported[IMPORTED_FILE].to_pylist())
     elif will_use_saliency(config, rule_rows):
         files = file_stamps(rule_rows["saliency_uri"])
     elif config.pseudo_masks.regions:

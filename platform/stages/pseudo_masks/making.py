@@ -17,12 +17,14 @@ from mcis.models.pseudo_masks import MASK_RULES, PseudoMask
 from mcis.platform.config.sections import Config
 from mcis.platform.networks.tagged_maps import AffinityWalk, tagged_maps
 from mcis.platform.outputs.corrected_masks import CORRECTED, given_mask
+from mcis.platform.outputs.imported_files import IMPORTED_FILE
 from mcis.platform.outputs.regions import add_regions
 from mcis.platform.outputs.tables import DIFFERS_FROM_INDICES, IMPORTED_MASKS_SCHEMA, MASKS_SCHEMA
-from mcis.platform.stages.pseudo_masks.needed_files import IMPORTED
 
 GROUND_TRUTH = "ground truth"
 """Value of the column `cue` of masks that are copied from the ground truth (full supervision)."""
+IMPORTED_CUE = "imported"
+"""Value of the column `cue` of masks of another program."""
 NEGATIVE = "negative"
 """Value of the column `cue` of the masks of negatives."""
 
@@ -95,7 +97,7 @@ def import_masks(classes: int, max_side: int | None, rows: pa.Table) -> pa.Table
     Args:
         classes: Number of classes K.
         max_side: Longest side, in pixels, to which the masks that are trained on are reduced (nearest neighbor).
-        rows: Index rows with the columns `corrected` and `imported`.
+        rows: Index rows with the columns CORRECTED and IMPORTED_FILE.
     """
     masks = []
     for row in rows.to_pylist():
@@ -106,11 +108,11 @@ def import_masks(classes: int, max_side: int | None, rows: pa.Table) -> pa.Table
         elif row["is_negative"]:
             mask_row = _negative_row(row, max_side)
         else:
-            mask, differs_from_indices = read_label_mask(row[IMPORTED], (row["height"], row["width"]), classes)
+            mask, differs_from_indices = read_label_mask(row[IMPORTED_FILE], (row["height"], row["width"]), classes)
             labels = np.where(mask == IGNORE, 0, mask).astype(np.uint8)
             trained = resize_labels(mask, *fitted_size(row["height"], row["width"], max_side))
-            mask_row = _mask_row(row, PseudoMask(labels, trained), IMPORTED)
-            other_classes = sorted(set(tags_of_mask(labels, classes, row[IMPORTED])) - set(row["tags"]))
+            mask_row = _mask_row(row, PseudoMask(labels, trained), IMPORTED_CUE)
+            other_classes = sorted(set(tags_of_mask(labels, classes, row[IMPORTED_FILE])) - set(row["tags"]))
         masks.append({**mask_row, "other_classes": other_classes, DIFFERS_FROM_INDICES.name: differs_from_indices})
     return pa.Table.from_pylist(masks, schema=IMPORTED_MASKS_SCHEMA)
 

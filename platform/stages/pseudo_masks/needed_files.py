@@ -12,11 +12,7 @@ from mcis.platform.config.maps import PseudoMasksConfig
 from mcis.platform.config.saliency_commands import saliency_commands
 from mcis.platform.config.sections import Config
 from mcis.platform.outputs.corrected_masks import CORRECTED
-from mcis.platform.outputs.imported_files import ImportedFiles, imported_masks
-
-IMPORTED = "imported"
-"""Column of rows: the file of the mask of another program. Also the value of the column `cue` of these masks, and the
-name of their rule."""
+from mcis.platform.outputs.imported_files import IMPORTED_FILE, ImportedFiles, imported_masks
 
 
 def made_by_rule(rows: pa.Table) -> pa.ChunkedArray:
@@ -127,9 +123,9 @@ def mask_files(section: PseudoMasksConfig) -> ImportedFiles[str]:
 
 
 def with_imported(section: PseudoMasksConfig, rows: pa.Table, all_ids: Iterable[str]) -> pa.Table:
-    """Adds the column `imported`: the mask of another program of each tagged image; null for negatives."""
+    """Adds the column IMPORTED_FILE: the mask of another program of each tagged image; null for negatives."""
     tagged_ids = rows.filter(pc.invert(rows["is_negative"]))["image_id"].to_pylist()
     matched = mask_files(section).match_all(tagged_ids, all_ids)
     file_of = dict(zip(tagged_ids, matched, strict=True))
     paths = [file_of.get(image_id) for image_id in rows["image_id"].to_pylist()]
-    return rows.append_column(IMPORTED, pa.array(paths, pa.string()))
+    return rows.append_column(IMPORTED_FILE, pa.array(paths, pa.string()))
