@@ -18,7 +18,7 @@ from mcis.platform.runs.locks import refuse_if_running
 from mcis.platform.runs.progress import read_records
 from mcis.platform.runs.results import StageResult
 from mcis.platform.runs.scores import Score, read_scores
-from mcis.platform.runs.stage import Stage, run_stage
+from mcis.platform.runs.stage import Stage, find_remaining_stages, run_stage
 from mcis.platform.runs.workspace import Workspace
 from mcis.platform.stages import (
     evaluation,
@@ -259,17 +259,18 @@ def _check_machine(config: Config, context: RunContext, last: int, recompute: tu
     """Checks that the disk has enough space and that requested GPUs exist.
 
     Returns:
-        The folders of stages that are known before the run, see `check_sizes`.
+        The folders of outputs that are known before the run, see `RemainingStages`.
 
     Raises:
         UserError: The disk is too small, or a GPU is missing.
     """
     if last == 0:  # the index needs neither much disk nor networks
         return {}
-    folders, remaining = check_sizes(STAGES[: last + 1], config, context, recompute)
-    if any(stage.uses_networks for stage in remaining):
+    remaining = find_remaining_stages(STAGES[: last + 1], config, context, recompute)
+    check_sizes([stage.name for stage in remaining.stages], config, context, remaining.written)
+    if any(stage.uses_networks for stage in remaining.stages):
         check_gpus(config.compute)
-    return folders
+    return remaining.folders
 
 
 def _learning_problem(stage: Stage, config: Config, context: RunContext) -> UserError | None:

@@ -10,7 +10,7 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,8 +33,6 @@ from mcis.platform.reporting.written_files import PARTS_OF_STAGE, Part, count_im
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.files import bytes_in, existing_parent
 from mcis.platform.runs.progress import console
-from mcis.platform.runs.results import find_missing_files
-from mcis.platform.runs.stage import Stage, output_folder
 from mcis.platform.runs.workspace import Workspace
 
 _PROCESS_BYTES = 600 * 2**20
@@ -183,49 +181,32 @@ def _largest_temporary(parts: list[Part]) -> int:
     return max(sizes.values(), default=0)
 
 
-def check_sizes(
-    stages: Sequence[Stage], config: Config, context: RunContext, recompute: Collection[str]
-) -> tuple[dict[str, Path], list[Stage]]:
-    """Prints what the stages of a run need. Stages whose outputs are finished need nothing.
+def check_sizes(stages: Collection[str], config: Config, context: RunContext, written: int) -> None:
+    """Prints what a run needs for the stages that it has to compute, and checks that the disks have enough space.
 
     Args:
-        stages: The stages, from the first one.
+        stages: Names of these stages.
         config: The configuration.
         context: The context of the run before its first stage.
-        recompute: Names of the stages that are computed even if their outputs are finished.
-
-    Returns:
-        The folders of the finished outputs and of the first unfinished one, by stage; and the stages that are still to
-        be computed.
+        written: Bytes that an interrupted call has written for these stages.
 
     Raises:
         UserError: A disk is too small for the run, unless `compute.check_disk` is false.
     """
     assert context.sources is not None
-    computed = [stage for stage in stages if stage.is_stored and stage.takes_part(config)]
-    folders: dict[str, Path] = {}
-    written = 0
-    before = context
-    for stage in list(computed):
-        folder = folders[stage.name] = output_folder(stage, config, before)
-        if stage.name in recompute or find_missing_files(folder):
-            written = bytes_in(folder)
-            break
-        computed.remove(stage)
-        before = before.after(stage.name, folder, seconds=0.0, computed=False)
+    names = [name for name in stages if name in PARTS_OF_STAGE]
+    if not names:
+        return
 
-    names = [stage.name for stage in computed if stage.name in PARTS_OF_STAGE]
-    if names:
-        sizing = size_run(config, context.workspace, context.sources.listing(), names, written=written)
-        console.print(f"needs:   {needs_text(sizing)}")
-        if sum(disk.needed for disk in sizing.disks) >= _TABLE_FROM:
-            print_parts(sizing)
-        note = memory_note(sizing)
-        if note:
-            console.print(f"note: {note}")
-        if config.compute.check_disk:
-            check_disks(sizing)
-    return folders, computed
+    sizing = size_run(config, context.workspace, context.sources.listing(), names, written=written)
+    console.print(f"needs:   {needs_text(sizing)}")
+    if sum(disk.needed for disk in sizing.disks) >= _TABLE_FROM:
+        print_parts(sizing)
+    note = memory_note(sizing)
+    if note:
+        console.print(f"note: {note}")
+    if config.compute.check_disk:
+        check_disks(sizing)
 
 
 def check_disks(sizing: Sizing) -> None:

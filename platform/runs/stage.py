@@ -7,16 +7,16 @@ runs share them.
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.section import Section
 from mcis.datasets.storage.folders import TEMPORARY_NAME, names_in, path_exists, remove
 from mcis.platform.config.sections import Config
 from mcis.platform.runs.context import RunContext
-from mcis.platform.runs.files import disk_errors, fingerprint
+from mcis.platform.runs.files import bytes_in, disk_errors, fingerprint
 from mcis.platform.runs.lifecycle import reference_output
 from mcis.platform.runs.locks import hold_stage, run_holder
 from mcis.platform.runs.progress import console
@@ -97,6 +97,42 @@ def run_stage(
         for remark in context.result(stage.name, StageResult).remarks():
             console.print(f"note: {remark}")
     return context
+
+
+class RemainingStages(NamedTuple):
+    """The stages that a run has to compute, and what is known of their outputs before it starts.
+
+    Attributes:
+        stages: The stages, in order.
+        folders: Folders of the finished outputs and of the first unfinished one, by stage.
+        written: Bytes that an earlier call has written to the first unfinished output.
+    """
+
+    stages: list[Stage]
+    folders: dict[str, Path]
+    written: int
+
+
+def find_remaining_stages(
+    stages: Sequence[Stage], config: Config, context: RunContext, recompute: Collection[str] = ()
+) -> RemainingStages:
+    """Finds the stages whose outputs are not finished: the first of these and all that follow it.
+
+    Args:
+        stages: The stages, from the first one. Those that store no output are left out.
+        config: The configuration.
+        context: The context of the run before its first stage.
+        recompute: Names of the stages that are computed even if their outputs are finished.
+    """
+    stored_stages = [stage for stage in stages if stage.is_stored and stage.takes_part(config)]
+    folders: dict[str, Path] = {}
+    for position, stage in enumerate(stored_stages):
+        folder = output_folder(stage, config, context)
+        folders[stage.name] = folder
+        if stage.name in recompute or find_missing_files(folder):
+            return RemainingStages(stored_stages[position:], folders, written=bytes_in(folder))
+        context = context.after(stage.name, folder, seconds=0.0, computed=False)
+    return RemainingStages([], folders, written=0)
 
 
 def output_folder(stage: Stage, config: Config, context: RunContext) -> Path:

@@ -1,5 +1,6 @@
 """Stages: outputs that lost a file, outputs of other code, and kills at every moment."""
 
+import dataclasses
 import os
 import shutil
 import subprocess
@@ -18,7 +19,7 @@ from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.files import read_table, write_json, write_table, write_text
 from mcis.platform.runs.locks import hold_run
 from mcis.platform.runs.results import StageResult
-from mcis.platform.runs.stage import Stage, run_stage
+from mcis.platform.runs.stage import Stage, find_remaining_stages, run_stage
 from mcis.platform.runs.workspace import SUMMARY, Workspace
 
 
@@ -91,6 +92,29 @@ def test_an_output_that_lost_a_file_is_computed_again_and_says_which(
     assert found in shown
     work.go(workspace)
     assert work.calls == 2
+
+
+def test_the_remaining_stages_start_with_the_first_incomplete_output(tmp_path: Path) -> None:
+    work = Tables()
+    workspace = Workspace(tmp_path)
+    folder = work.go(workspace)
+    later = dataclasses.replace(work.stage, name="later", needs=("work",))
+    other = dataclasses.replace(work.stage, name="other", takes_part=lambda config: False)
+    report = dataclasses.replace(work.stage, name="report", is_stored=False)
+    stages = [work.stage, other, later, report]
+
+    remaining = find_remaining_stages(stages, Config(seed=1), a_run(workspace))
+    assert remaining.stages == [later]
+    assert remaining.folders["work"] == folder
+    assert list(remaining.folders) == ["work", "later"]
+    assert remaining.written == 0
+
+    again = find_remaining_stages(stages, Config(seed=1), a_run(workspace), recompute=("work", "later"))
+    (folder / SHARD).unlink()
+    damaged = find_remaining_stages(stages, Config(seed=1), a_run(workspace))
+    assert again.stages == damaged.stages == [work.stage, later]
+    assert again.folders == damaged.folders == {"work": folder}
+    assert damaged.written == sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def test_an_output_that_another_run_uses_is_not_computed_again(tmp_path: Path) -> None:
