@@ -174,7 +174,7 @@ class StudyDefinition(_StrictModel):
     @property
     def data_keys(self) -> set[str]:
         """Keys that the data sets set, except the location of a table."""
-        return {key for data_set in self.data_sets for key in data_set.values}
+        return set(itertools.chain.from_iterable(data_set.values for data_set in self.data_sets))
 
     def refuse_source(self, source: str | None) -> None:
         """Raises UserError if a command names a source, but the study has data sets of its own."""
@@ -292,7 +292,8 @@ def _check_names(path: Path, definition: StudyDefinition, names: list[str]) -> N
     repeated = sorted({name for name in names if names.count(name) > 1})
     unknown = sorted({case.baseline for case in definition.cases if case.baseline} - set(names))
     data_sets = {data_set.name for data_set in definition.data_sets}
-    unknown_data = sorted({name for method in definition.methods for name in method.values_on} - data_sets)
+    named_data = set(itertools.chain.from_iterable(method.values_on for method in definition.methods))
+    unknown_data = sorted(named_data - data_sets)
 
     if data_sets and (definition.cases or definition.axes):
         raise UserError(

@@ -1,5 +1,6 @@
 """Runs a study: each case is run with several seeds, and each of these trials is a run of the pipeline."""
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -338,9 +339,8 @@ def _has_predictions(until: str) -> bool:
 
 def _varied_keys(trial_values: Sequence[Values]) -> list[str]:
     """The keys whose values differ between trials."""
-    keys = dict.fromkeys(key for values in trial_values for key in values)
     varied_keys = []
-    for key in keys:
+    for key in dict.fromkeys(itertools.chain.from_iterable(trial_values)):
         different_values = {str(values.get(key)) for values in trial_values}
         if len(different_values) > 1:
             varied_keys.append(key)

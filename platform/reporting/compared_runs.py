@@ -1,5 +1,6 @@
 """Opens the runs to compare, from one or several workspaces: single runs, and groups of runs with different seeds."""
 
+import itertools
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -140,11 +141,11 @@ def open_run_groups(root: Path, arguments: Sequence[str], *, min_groups: int = 2
         folder_groups.append([_find_run(root, text.strip()) for text in argument.split(",")])
     _check_given_once(folder_groups)
 
-    names = [folder.path.name for folders in folder_groups for folder in folders]
+    names = [folder.path.name for folder in itertools.chain.from_iterable(folder_groups)]
     run_groups = []
     for folders in folder_groups:
         run_groups.append([_open_run(folder, names.count(folder.path.name) > 1) for folder in folders])
-    _check_classes([run for runs in run_groups for run in runs])
+    _check_classes(list(itertools.chain.from_iterable(run_groups)))
     return [_make_group(runs) for runs in run_groups]
 
 

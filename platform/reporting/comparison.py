@@ -1,5 +1,6 @@
 """Compares runs image by image: differences of mIoU, with intervals of a paired bootstrap over images and seeds."""
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -134,7 +135,7 @@ class Comparison:
     @property
     def differences(self) -> list[Difference]:
         """The differences in all scores."""
-        return [difference for score in self.scores for difference in score.differences]
+        return list(itertools.chain.from_iterable(score.differences for score in self.scores))
 
     @property
     def classes(self) -> tuple[str, ...]:
