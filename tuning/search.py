@@ -32,7 +32,7 @@ from mcis.platform.runs.tracking import Tracker, end_run
 from mcis.tuning.definition import configured
 from mcis.tuning.search_space import Search, check_search
 from mcis.tuning.search_trials import EndedTrial, SearchResult, StoredSearch, make_scheduler
-from mcis.tuning.trials import fit, short_names, study_session
+from mcis.tuning.trials import run_with_tune, short_names, study_session
 
 _SHOWN_TRIALS = 10
 """Number of best trials in the printed table."""
@@ -101,7 +101,7 @@ def _run_missing_trials(search: Search, trials: StoredSearch, parent: str) -> No
         time_budget_s=seconds,
     )
     start = time.monotonic()
-    fit(
+    run_with_tune(
         search,
         search.resolved.config.compute,
         parent,

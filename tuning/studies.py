@@ -204,40 +204,39 @@ def run_study(study: Study, definition: StudyDefinition) -> StudyResult:
             failed, after the tables of the other trials have been printed.
     """
     definition = adapted_to_sources(definition, study.resolved.config)
+    cases = _checked_cases(study, definition)
+    refuse_if_running(study.workspace, study.name)
+    plan = _make_plan(study, cases, definition.paper_column)
+
+    with study_session(study, plan.compute, identity=_identity(study), varied=plan.varied_keys) as tracker:
+        outcome = run_trials(study, plan.compute, plan.trials, tracker.run_id)
+        archives = list(_write_archives(study, cases, outcome))
+        result = _collect_result(study, cases, outcome, archives, definition.paper_column)
+        _write_files(study, result, tracker)
+        _print_result(study, definition, result)
+        _remove_pages(study)
+
+        failure = outcome.failure()
+        if failure:
+            raise failure
+        _write_pages(study, result, tracker)
+    return result
+
+
+def _checked_cases(study: Study, definition: StudyDefinition) -> list[StudyCase]:
+    """Returns the cases of a study. For errors see `check_sources`, `cases_of` and `_check_study`."""
     check_sources(definition, study.resolved.config)
     cases = cases_of(definition, study.resolved, study.until)
     keys_of_all_cases = set.intersection(*(set(case.values) for case in cases))
     location_of_first = with_table(definition.first_source, {})[1]
     _check_study(study, (keys_of_all_cases | definition.data_keys) - set(location_of_first))
-    refuse_if_running(study.workspace, study.name)
-    plan = _make_plan(study, cases, definition.paper_column)
+    return cases
 
+
+def _identity(study: Study) -> str:
+    """Fingerprint of what distinguishes the MLflow run of a study from those of other studies."""
     config = study.resolved.config
-    changed = study.resolved.changed()
-    identity = fingerprint(study.name, study.kind, changed, config.recipe, config.sources)
-    with study_session(study, plan.compute, identity=identity, varied=plan.varied_keys) as tracker:
-        outcome = run_trials(study, plan.compute, plan.trials, tracker.run_id)
-        archives = list(_write_archives(study, cases, outcome))
-        result = _collect_result(study, cases, outcome, archives, definition.paper_column)
-        _write_files(study, result, tracker)
-
-        seeds = ", ".join(map(str, study.seeds))
-        title = f"{definition.about}: mIoU %, seeds {seeds}, {study.name}"
-        tables = [cases_table(result.cases, title, result.paper_column, result.differences)]
-        if result.differences:
-            tables.append(differences_table(result.differences))
-        if result.archives:
-            tables.append(_archives_table(result.archives, definition.paper_test_column))
-        _print_result(study, result, tables)
-        for page in study.folder.path.glob(f"{study.folder.study_page.stem}*.html"):  # pages of an earlier call
-            page.unlink()
-        failure = outcome.failure()
-        if failure:
-            raise failure
-        for page in _write_pages(study, result):
-            tracker.artifact(page)
-            console.print(f"page:    {page}")
-    return result
+    return fingerprint(study.name, study.kind, study.resolved.changed(), config.recipe, config.sources)
 
 
 def _check_study(study: Study, case_keys: set[str]) -> None:
@@ -461,6 +460,18 @@ def _write_archives(study: Study, cases: Sequence[StudyCase], outcome: Outcome) 
                 yield ServerArchive(case.name, seed, str(file), case.paper_test)
 
 
+def _result_tables(study: Study, definition: StudyDefinition, result: StudyResult) -> list[Table]:
+    """The tables of the cases, and of the differences and archives if there are any."""
+    seeds = ", ".join(map(str, study.seeds))
+    title = f"{definition.about}: mIoU %, seeds {seeds}, {study.name}"
+    tables = [cases_table(result.cases, title, result.paper_column, result.differences)]
+    if result.differences:
+        tables.append(differences_table(result.differences))
+    if result.archives:
+        tables.append(_archives_table(result.archives, definition.paper_test_column))
+    return tables
+
+
 def _archives_table(archives: Sequence[ServerArchive], paper_column: str) -> Table:
     rows = []
     for archive in archives:
@@ -487,9 +498,9 @@ def _write_files(study: Study, result: StudyResult, tracker: Tracker) -> None:
     tracker.artifact(folder.study_picture)
 
 
-def _print_result(study: Study, result: StudyResult, tables: Sequence[Table]) -> None:
+def _print_result(study: Study, definition: StudyDefinition, result: StudyResult) -> None:
     """Prints the tables of a study, what they mean, and where its files are."""
-    for table in tables:
+    for table in _result_tables(study, definition, result):
         print_table(table.title, table.columns, table.rows, numbers=table.numbers, optional=table.optional)
     if result.differences:
         print_descriptions([INTERVAL_NOTE])
@@ -500,8 +511,14 @@ def _print_result(study: Study, result: StudyResult, tables: Sequence[Table]) ->
         console.print(f"archives: {study.folder.test_archives}")
 
 
-def _write_pages(study: Study, result: StudyResult) -> Iterator[Path]:
-    """Writes the pages of a study: one, or one for each data set. Yields those that were written."""
+def _remove_pages(study: Study) -> None:
+    """Removes the pages of an earlier call."""
+    for page in study.folder.path.glob(f"{study.folder.study_page.stem}*.html"):
+        page.unlink()
+
+
+def _write_pages(study: Study, result: StudyResult, tracker: Tracker) -> None:
+    """Writes the pages of a study, one or one for each data set, logs them to MLflow, and prints where they are."""
     data_sets = list(dict.fromkeys(scores.case.data_set for scores in result.cases))
     for data_set in data_sets:
         cases = [scores for scores in result.cases if scores.case.data_set == data_set]
@@ -510,7 +527,8 @@ def _write_pages(study: Study, result: StudyResult) -> Iterator[Path]:
         if len(data_sets) > 1:
             page = page.with_stem(f"{page.stem}-{data_set}")
         if _write_page(study, replace(result, cases=cases, differences=differences), page):
-            yield page
+            tracker.artifact(page)
+            console.print(f"page:    {page}")
 
 
 def _write_page(study: Study, result: StudyResult, page: Path) -> bool:

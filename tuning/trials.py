@@ -235,7 +235,7 @@ def run_trials(sweep: Sweep, compute: ComputeConfig, trials: Sequence[Trial], pa
     def describe_progress(name: str, has_failed: bool) -> str:
         return f"{name} failed" if has_failed else name
 
-    results = fit(
+    results = run_with_tune(
         sweep, compute, parent, tune_config, param_space, total=len(trials), describe_progress=describe_progress
     )
 
@@ -266,7 +266,7 @@ def _trial_error(error: Exception) -> UserError:
     )
 
 
-def fit(
+def run_with_tune(
     sweep: Sweep,
     compute: ComputeConfig,
     parent: str,
