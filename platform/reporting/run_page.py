@@ -22,10 +22,11 @@ import numpy as np
 
 from mcis.platform.config.keys import flat
 from mcis.platform.reporting import plots
-from mcis.platform.reporting.error_breakdown import ERROR_KINDS, scored_steps
+from mcis.platform.reporting.error_breakdown import ERROR_KINDS, ScoredStep, scored_steps
 from mcis.platform.reporting.files import write_bytes
 from mcis.platform.reporting.html import printable, render, script
 from mcis.platform.reporting.panels import CELL_HEIGHT, COLUMNS, Cell, Label, Panel, cells, labels, legend
+from mcis.platform.reporting.plots import Plot, Theme
 from mcis.platform.reporting.worst_images import WorstImages
 from mcis.platform.runs.files import write_text
 from mcis.platform.runs.scores import SCORED_OUTPUTS, Curve, Score, format_count, headings_of, percent, shared_origin
@@ -184,21 +185,88 @@ class TrainingSummary(NamedTuple):
     broken: bool
 
 
+@dataclass(frozen=True, kw_only=True)
+class RunView:
+    """The variables of the template `run_page.html.j2`.
+
+    Attributes:
+        data: Content of the page.
+        created: Time of the report, as text.
+        commit: The commit, or `unknown`.
+        tiles: The headline numbers.
+        training: Facts about each training.
+        times: Each stage with its seconds and whether this call computed it; None if unknown.
+        spent: Seconds of the stages that this call computed.
+        origins: Origins of configuration values with the number of values, most frequent first.
+        plots: Plots by the stem of their file name.
+        splits: The gallery's evenly spaced images, by split.
+        worst: The gallery's worst images, by split.
+        filters: Labels that the gallery's filter offers, with their numbers.
+        labels_shown: Labels that occur in the gallery.
+        explorer: See `ReportData`.
+        has_pairs: Whether the explorer shows attention to related images.
+        script: The script of the page, see `html.script`.
+        score_groups: All scores, by output.
+        headings: Columns of the table of scores: settings that differ between scores.
+        shared_origin: Configuration and code that all scores share, by heading.
+        numbers: Headings whose columns hold numbers.
+        iou_columns: Columns of the table of IoU per class.
+        iou_order: Rows of that table: names of the labels.
+        images_of: Number of images by class name.
+        max_bars: Maximum number of labels in the plot of IoU per class.
+        scored_steps: Errors of each step.
+        error_kinds: Names of the kinds of errors.
+        label_of: Labels by name.
+        counts: Counts, each with the names that lead to it.
+        theme: Colors of the page.
+    """
+
+    data: ReportData
+    created: str
+    commit: str
+    tiles: list[Tile]
+    training: list[TrainingSummary]
+    times: list[tuple[str, float | None, bool | None]]
+    spent: float
+    origins: list[tuple[str, int]]
+    plots: dict[str, Plot]
+    splits: list[GallerySplit]
+    worst: list[GallerySplit]
+    filters: list[tuple[int, Label]]
+    labels_shown: list[Label]
+    explorer: Mapping[str, Any] | None
+    has_pairs: bool
+    script: dict[str, str]
+    score_groups: list[ScoreGroup]
+    headings: list[str]
+    shared_origin: dict[str, str]
+    numbers: set[str]
+    iou_columns: list[IouColumn]
+    iou_order: list[str]
+    images_of: Mapping[str, int]
+    max_bars: int
+    scored_steps: list[ScoredStep]
+    error_kinds: list[str]
+    label_of: dict[str, Label]
+    counts: list[tuple[str, Any]]
+    theme: Theme
+
+
 def write_report(data: ReportData, folder: RunFolder) -> Path:
     """Writes the report and its pictures into the folder of a run, replacing earlier ones; returns the page's path."""
-    view = _view(data)
-    pictures = {f"{name}.png": plot.png for name, plot in view["plots"].items()}
+    view = _make_view(data)
+    pictures = {f"{name}.png": plot.png for name, plot in view.plots.items()}
     for name, png in pictures.items():
         write_bytes(folder.pictures / name, png)
     for path in folder.pictures.glob("*.png"):
         if path.name not in pictures and _PICTURE_NAME.fullmatch(path.name):
             path.unlink()  # from an earlier report; this one has no such picture
-    write_text(folder.report, render("run_page.html.j2", view))
+    write_text(folder.report, render("run_page.html.j2", vars(view)))
     return folder.report
 
 
-def _view(data: ReportData) -> dict[str, Any]:
-    """The variables of the template. `plots` has the plots by the stem of their file name."""
+def _make_view(data: ReportData) -> RunView:
+    """Computes the variables of the template."""
     all_settings = [score.settings() for score in data.scores]
     shared = shared_origin(all_settings)
     tiles = [_make_tile(data.scores, output) for output in _TILES]
@@ -210,42 +278,43 @@ def _view(data: ReportData) -> dict[str, Any]:
     shown_panels = [*data.panels]
     for images in data.worst.values():
         shown_panels += images.panels
-    return {
-        "data": data,
-        "created": f"{datetime.fromisoformat(data.created):%d %B %Y, %H:%M %Z}".lstrip("0"),
-        "commit": data.git or "unknown",
-        "tiles": tiles,
-        "training": [_summarize_training(network, log) for network, log in data.training.items()],
-        "times": [(stage.replace("_", " "), data.seconds.get(stage), data.computed.get(stage)) for stage in stages],
-        "spent": sum(seconds for stage, seconds in data.seconds.items() if data.computed.get(stage, True)),
-        "origins": Counter(origin for _, _, origin in data.config).most_common(),
-        "plots": _draw_plots(data, iou_columns, iou_order),
-        "splits": splits,
-        "worst": worst,
-        "filters": _filters(splits + worst, data.classes),
-        "labels_shown": legend(shown_panels, data.classes),
-        "explorer": data.explorer,
-        "has_pairs": any(image["attention"] for image in data.explorer["images"]) if data.explorer else False,
-        "script": script("shared.js", "explorer.js", "pairs.js"),
-        "score_groups": _group_scores(data.scores, all_settings),
-        "headings": headings_of(all_settings, without=shared),
-        "shared_origin": shared,
-        "numbers": _NUMBER_HEADINGS,
-        "iou_columns": iou_columns,
-        "iou_order": iou_order,
-        "images_of": data.counts.get("index", {}).get("tags", {}),
-        "max_bars": plots.MAX_BARS,
-        "scored_steps": scored_steps(data.scores),
-        "error_kinds": list(ERROR_KINDS),
-        "label_of": {label.name: label for label in labels(data.classes).values()},
-        "counts": list(flat(data.counts, " → ")),
-        "theme": plots.THEME,
-    }
+    index_counts: Mapping[str, Any] = data.counts.get("index", {})
+    return RunView(
+        data=data,
+        created=f"{datetime.fromisoformat(data.created):%d %B %Y, %H:%M %Z}".lstrip("0"),
+        commit=data.git or "unknown",
+        tiles=tiles,
+        training=[_summarize_training(network, log) for network, log in data.training.items()],
+        times=[(stage.replace("_", " "), data.seconds.get(stage), data.computed.get(stage)) for stage in stages],
+        spent=sum(seconds for stage, seconds in data.seconds.items() if data.computed.get(stage, True)),
+        origins=Counter(origin for _, _, origin in data.config).most_common(),
+        plots=_draw_plots(data, iou_columns, iou_order),
+        splits=splits,
+        worst=worst,
+        filters=_filters(splits + worst, data.classes),
+        labels_shown=legend(shown_panels, data.classes),
+        explorer=data.explorer,
+        has_pairs=any(image["attention"] for image in data.explorer["images"]) if data.explorer else False,
+        script=script("shared.js", "explorer.js", "pairs.js"),
+        score_groups=_group_scores(data.scores, all_settings),
+        headings=headings_of(all_settings, without=shared),
+        shared_origin=shared,
+        numbers=_NUMBER_HEADINGS,
+        iou_columns=iou_columns,
+        iou_order=iou_order,
+        images_of=index_counts.get("tags", {}),
+        max_bars=plots.MAX_BARS,
+        scored_steps=scored_steps(data.scores),
+        error_kinds=list(ERROR_KINDS),
+        label_of={label.name: label for label in labels(data.classes).values()},
+        counts=list(flat(data.counts, " → ")),
+        theme=plots.THEME,
+    )
 
 
-def _draw_plots(data: ReportData, iou_columns: Sequence[IouColumn], iou_order: list[str]) -> dict[str, plots.Plot]:
+def _draw_plots(data: ReportData, iou_columns: Sequence[IouColumn], iou_order: list[str]) -> dict[str, Plot]:
     """Draws the plots for which there is data; returns them by the stem of their file name."""
-    drawn: dict[str, plots.Plot] = {}
+    drawn: dict[str, Plot] = {}
     if iou_order:
         half = plots.MAX_BARS // 2
         names = iou_order
