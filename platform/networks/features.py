@@ -11,7 +11,7 @@ from mcis.datasets.errors import UserError, join_shortened
 from mcis.datasets.images.squares import read_squares
 from mcis.datasets.images.value_range import ValueRange
 from mcis.datasets.tables.memory_mapped import cache_table
-from mcis.models.backbones import to_float_images
+from mcis.models.backbones import Backbone, to_float_images
 from mcis.platform.config.training import ClassifierConfig
 from mcis.platform.networks.build import build_backbone, move_channels_last
 from mcis.platform.networks.pretrained import load_backbone
@@ -50,6 +50,34 @@ def check_half_range(features: Tensor, rows: pa.Table, remedy: str) -> None:
         )
 
 
+def forward_images(views: int, gpu: bool) -> int:
+    """Returns the number of images in a forward pass of a frozen backbone, flipped ones not counted.
+
+    Args:
+        views: See `half_features`.
+        gpu: Whether the backbone runs on a GPU.
+    """
+    return (BATCH_ON_GPU if gpu else BATCH_ON_CPU) // views
+
+
+def half_features(backbone: Backbone, images: Tensor, views: int) -> Tensor:
+    """Computes the features of a batch of images as they are cached, in one forward pass.
+
+    Args:
+        backbone: The frozen backbone.
+        images: Normalized images, (B, 3, H, W).
+        views: V. 1: the image; 2: the image and its horizontal flip.
+
+    Returns:
+        Features, (B, V, C, h, w) float16.
+    """
+    inputs = [images]
+    if views == 2:
+        inputs.append(images.flip(3))
+    batch = torch.cat(inputs).contiguous(memory_format=torch.channels_last)
+    return torch.stack(backbone(batch).chunk(views), dim=1).half()
+
+
 class MakeFeatures:
     """Maps rows of an index to a shard of features, (V, C, H, W) float16 for each image.
 
@@ -72,7 +100,7 @@ class MakeFeatures:
         self.value_range = value_range
         self.views = views
         self.device = torch.device("cuda" if gpu else "cpu")
-        self.batch_size = (BATCH_ON_GPU if gpu else BATCH_ON_CPU) // views
+        self.batch_size = forward_images(views, gpu)
         backbone = build_backbone(config)
         load_backbone("classifier", backbone, pretrained)
         self.backbone = move_channels_last(backbone, self.device).eval()
@@ -104,8 +132,4 @@ class MakeFeatures:
         """Returns the features of a batch of images, (B, V, C, H, W) float16."""
         pixels = read_squares(rows, self.config.input_size, self.value_range)
         images = self.backbone.normalize(to_float_images(torch.from_numpy(pixels).to(self.device)))
-        views = [images]
-        if self.views == 2:
-            views.append(images.flip(3))
-        batch = torch.cat(views).contiguous(memory_format=torch.channels_last)
-        return torch.stack(self.backbone(batch).chunk(self.views), dim=1).half().cpu()
+        return half_features(self.backbone, images, self.views).cpu()

@@ -21,7 +21,7 @@ from mcis.models.localization import embed, released_map
 from mcis.models.resampling import resample
 from mcis.platform.config.sections import Config
 from mcis.platform.networks.build import build_classifier, load_trained
-from mcis.platform.networks.features import check_half_range, features_shape
+from mcis.platform.networks.features import check_half_range, features_shape, forward_images, half_features
 from mcis.platform.outputs.relations import VECTORS
 from mcis.platform.outputs.tables import map_rows
 from mcis.platform.runs.files import write_table
@@ -186,7 +186,7 @@ class Embed:
 
         captured_layers = backbone.correlation_layers if self.refines else ()
         with backbone.capture_outputs(*captured_layers) as layer_outputs:
-            outputs = outputs or [backbone(images)]
+            outputs = outputs or self._computed_outputs(images)
             embedding = embed(
                 backbone,
                 self.model.standardize,
@@ -270,6 +270,18 @@ class Embed:
         positions = rows["cached"].to_numpy()[np.minimum(np.arange(self.batch), len(rows) - 1)]
         views = [self.outputs(positions, np.full(len(positions), flipped)) for flipped in (False, True)]
         return [torch.from_numpy(view).to(self.device).float() for view in views]
+
+    def _computed_outputs(self, images: Tensor) -> list[Tensor]:
+        """Backbone outputs of a full batch, and of its horizontal flip if the classifier was trained on cached outputs.
+
+        Those are computed and rounded as cached ones are, so that the maps do not depend on which images are cached.
+        """
+        backbone = self.model.backbone
+        if not self.config.classifier.trains_on_features:
+            return [backbone(images)]
+        parts = images.split(forward_images(2, self.config.compute.gpu))
+        features = torch.cat([half_features(backbone, part, views=2) for part in parts])
+        return [view.contiguous().float() for view in features.unbind(1)]  # in the memory order of cached outputs
 
     def _self_maps(self, image: Tensor, embedding: Tensor, tags: list[int], self_pair_domains: Tensor) -> Tensor:
         """Sum of the four maps of an image's self pairs for each tag, (T, H, W).
