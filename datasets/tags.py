@@ -54,7 +54,7 @@ class Tags:
         """Number of images with at least one tag."""
         return int(np.count_nonzero(self.start[1:] > self.start[:-1]))
 
-    def matrix(self, positions: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def matrix(self, positions: NDArray[np.int64] | Positions) -> NDArray[np.bool_]:
         """Returns the tags of the images at `positions`, (B,), as a matrix (B, K) of bool."""
         first = self.start[positions].astype(np.int64)
         counts = self.start[positions + 1].astype(np.int64) - first

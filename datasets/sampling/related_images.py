@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from mcis.datasets.registry import Registry
 from mcis.datasets.sampling.keyed_random import DrawPurpose, uniforms
 from mcis.datasets.sampling.nearest_images import ClassMaps
-from mcis.datasets.tags import ClassMembers, Tags
+from mcis.datasets.tags import ClassMembers, Positions, Tags
 
 _MAPS_AT_ONCE = 2**18
-"""Number of maps for which random numbers are drawn at a time."""
+"""Number of maps whose related images are drawn or compared at a time."""
 _IMAGES_AT_ONCE = 2**13
 """Number of images whose maps are combined with each other at a time."""
 
@@ -31,21 +31,36 @@ class Relations:
     """(T,) image of each map."""
     tag: NDArray[np.int64]
     """(T,) class of each map."""
-    related: NDArray[np.int64]
+    related: Positions
     """(T, R) related images; (T, 1) if each image is related to itself."""
-    contrastive: NDArray[np.int64]
+    contrastive: Positions
     """(O,) images for contrastive activations, map by map (see `_contrastive_images`)."""
     contrastive_start: NDArray[np.int64]
     """(T + 1,) where the `contrastive` images of each map begin."""
 
-    def maps_of_related(self) -> NDArray[np.int64]:
+    def maps_of_related(self) -> NDArray[np.int32]:
         """Returns the number of the map that each related image has for the same class, (T, R); -1 if it has none."""
         classes = int(self.tag.max(initial=0)) + 1
         keys = self.image * classes + self.tag
-        wanted = self.related * classes + self.tag[:, None]
         order = np.argsort(keys, kind="stable")
-        found = order[np.searchsorted(keys, wanted, sorter=order).clip(max=len(keys) - 1)]
-        return np.where(keys[found] == wanted, found, -1)
+        numbers = np.empty(self.related.shape, np.int32)
+        for first in range(0, len(numbers), _MAPS_AT_ONCE):
+            part = slice(first, first + _MAPS_AT_ONCE)
+            wanted = self.related[part].astype(np.int64) * classes + self.tag[part, None]
+            found = order[np.searchsorted(keys, wanted, sorter=order).clip(max=len(keys) - 1)]
+            numbers[part] = np.where(keys[found] == wanted, found, -1)
+        return numbers
+
+    def num_repeating(self) -> int:
+        """Returns the number of maps whose related images contain an image twice, or the image of the map."""
+        count = 0
+        for first in range(0, len(self.related), _MAPS_AT_ONCE):
+            part = slice(first, first + _MAPS_AT_ONCE)
+            ordered = np.sort(self.related[part], axis=1)
+            has_duplicate = (ordered[:, 1:] == ordered[:, :-1]).any(axis=1)
+            has_itself = (ordered == self.image[part, None]).any(axis=1)
+            count += int((has_duplicate | has_itself).sum())
+        return count
 
 
 class RelatedImagesQuery(NamedTuple):
@@ -81,7 +96,7 @@ def draw_related_images(
     related_may_repeat: bool = False,
     contrastive: bool = False,
     vectors: NDArray[np.float32] | None = None,
-    related_images: NDArray[np.int64] | None = None,
+    related_images: Positions | None = None,
 ) -> Relations:
     """Draws the related images of the maps of all tags.
 
@@ -96,12 +111,13 @@ def draw_related_images(
     image = np.repeat(np.arange(len(tags)), np.diff(start))
     if related_images is None:
         query = RelatedImagesQuery(tags, is_source, image, tag, related, seed, related_may_repeat, vectors)
-        related_images = RELATED_IMAGE_RULES[related_by].draw(query)
+        drawn = RELATED_IMAGE_RULES[related_by].draw(query)
+        related_images = drawn.astype(np.uint32, copy=False)
 
     if contrastive:
         contrastive_images, contrastive_start = _contrastive_images(tags, related_images)
     else:
-        contrastive_images = np.zeros(0, np.int64)
+        contrastive_images = np.zeros(0, np.uint32)
         contrastive_start = np.zeros(len(tag) + 1, np.int64)
 
     return Relations(
@@ -119,7 +135,8 @@ class RelatedImageRule:
     """A rule that chooses related images, an entry of `RELATED_IMAGE_RULES`.
 
     Attributes:
-        draw: Returns (T, R) positions of images for a query; the first r columns are the result for R = r.
+        draw: Returns (T, R) positions of images for a query, of any type of integers; the first r columns are the
+            result for R = r.
         description_suffix: Text that scores append to the name of the method.
         needs_vectors: Whether the rule needs vectors of the images.
         is_nearest: Whether it chooses the nearest images (`nearest_images`), which are searched in parallel if there
@@ -128,7 +145,7 @@ class RelatedImageRule:
         repetition_note: Ends the note "N map(s) ..." on repeated related images.
     """
 
-    draw: Callable[[RelatedImagesQuery], NDArray[np.int64]]
+    draw: Callable[[RelatedImagesQuery], NDArray[np.integer[Any]]]
     description_suffix: str = ""
     needs_vectors: bool = False
     is_nearest: bool = False
@@ -138,14 +155,14 @@ class RelatedImageRule:
     )
 
 
-def _draw_from_class(query: RelatedImagesQuery) -> NDArray[np.int64]:
+def _draw_from_class(query: RelatedImagesQuery) -> Positions:
     """Draws R related images of each map's class (section 3.2), as a function of (seed, image, class).
 
     They exclude the image itself and contain no image twice, as long as the class has enough; otherwise the row
     repeats. The only image of a class is related to itself. The cost does not depend on the sizes of the classes.
     """
     members = ClassMembers.from_tags(query.tags, query.is_source)
-    related = np.empty((len(query.tag), query.related), np.int64)
+    related = np.empty((len(query.tag), query.related), np.uint32)
     for first in range(0, len(related), _MAPS_AT_ONCE):
         part = slice(first, first + _MAPS_AT_ONCE)
         image = query.image[part]
@@ -167,7 +184,7 @@ def _relate_to_itself(query: RelatedImagesQuery) -> NDArray[np.int64]:
     return query.image[:, None][:, : query.related]
 
 
-def _draw_without_class(query: RelatedImagesQuery) -> NDArray[np.int64]:
+def _draw_without_class(query: RelatedImagesQuery) -> Positions:
     """Draws R images that lack each map's class, as a function of (seed, image, class): a control.
 
     No image occurs twice as long as there are enough; otherwise the row repeats. If every image has the class, images
@@ -213,19 +230,19 @@ def _draw_without_replacement(draws: NDArray[np.float64], size: NDArray[np.int64
     return choice
 
 
-def _nearest_of_class(query: RelatedImagesQuery) -> NDArray[np.int64]:
+def _nearest_of_class(query: RelatedImagesQuery) -> Positions:
     """Returns the R images of each map's class that are nearest to its image (`nearest_images`)."""
     assert query.vectors is not None
     maps = ClassMaps.from_tags(query.tags, query.seed)
     count = len(maps.maps)
     if maps.has_large_class:
         maps = maps.with_cells(maps.find_cells(query.vectors, 0, count))
-    related = np.empty((count, query.related), np.int64)
+    related = np.empty((count, query.related), np.uint32)
     related[maps.maps] = maps.find_nearest(query.vectors, 0, count, query.related)
     return related
 
 
-def _contrastive_images(tags: Tags, related: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _contrastive_images(tags: Tags, related: Positions) -> tuple[Positions, NDArray[np.int64]]:
     """Collects, for each map, the related images of its image's other tags that lack the class of the map.
 
     Such an image shares a class with the map's image, but not the class of the map.
@@ -237,7 +254,7 @@ def _contrastive_images(tags: Tags, related: NDArray[np.int64]) -> tuple[NDArray
         The images, map by map, (O,), and where the images of each map begin, (T + 1,).
     """
     start = tags.start.astype(np.int64)
-    images = [np.zeros(0, np.int64)]
+    images = [np.zeros(0, np.uint32)]
     counts = [np.zeros(1, np.int64)]
     for first in range(0, len(tags), _IMAGES_AT_ONCE):
         map_start = start[first : first + _IMAGES_AT_ONCE + 1]

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from mcis.datasets.sampling.nearest_images import rounded_unit_vectors
 from mcis.datasets.sampling.related_images import RELATED_IMAGE_RULES, Relations, draw_related_images
 from mcis.datasets.storage.folders import path_exists
-from mcis.datasets.tags import Tags
+from mcis.datasets.tags import Positions, Tags
 from mcis.platform.config.maps import LocalizeConfig
 from mcis.platform.config.sections import Config
 from mcis.platform.outputs.read_index import from_source_domain, split_rows
@@ -40,7 +40,7 @@ def read_vectors(folder: Path) -> NDArray[np.float32]:
     return rounded_unit_vectors(vectors.astype(np.float32))
 
 
-def read_related(folder: Path, maps: int, related: int) -> NDArray[np.int64]:
+def read_related(folder: Path, maps: int, related: int) -> Positions:
     """Reads the related images of all maps, (T, R).
 
     Args:
@@ -48,7 +48,7 @@ def read_related(folder: Path, maps: int, related: int) -> NDArray[np.int64]:
         maps: T.
         related: R.
     """
-    images = np.empty((maps, related), np.int64)
+    images = np.empty((maps, related), np.uint32)
     for shard in read_shards(folder):
         values = shard["related"].combine_chunks().flatten().to_numpy()
         images[shard["map"].to_numpy()] = values.reshape(len(shard), related)
@@ -61,7 +61,7 @@ def draw_relations(
     tags: Tags,
     is_source: NDArray[np.bool_],
     vectors: NDArray[np.float32] | None = None,
-    related_images: NDArray[np.int64] | None = None,
+    related_images: Positions | None = None,
 ) -> Relations:
     """Draws the related images of all maps for a configuration. For the arguments, see `draw_related_images`."""
     return draw_related_images(

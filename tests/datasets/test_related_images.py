@@ -1,5 +1,6 @@
 """Tests of related images against lists, and of their exact probabilities."""
 
+import tracemalloc
 from collections import Counter
 from typing import Any
 
@@ -47,7 +48,9 @@ def test_related_images_are_candidates_and_repeat_only_if_necessary(
 ) -> None:
     """Candidates have the class or, for the control, lack it if there are such images."""
     relations = drawn_by(matrix, related, seed=seed, related_may_repeat=may_repeat, related_by=by)
-    assert relations.related.dtype == np.int64
+    assert relations.related.dtype == np.uint32
+    rows_with_image = zip(relations.image.tolist(), relations.related.tolist(), strict=True)
+    assert relations.num_repeating() == sum(len({image, *row}) <= related for image, row in rows_with_image)
 
     for image, tag, row in zip(relations.image, relations.tag, relations.related.tolist(), strict=True):
         members = np.flatnonzero(matrix[:, tag]).tolist()
@@ -69,6 +72,24 @@ def test_maps_of_related_images_have_their_image_and_class(matrix: Matrix, by: s
     numbers = {key: n for n, key in enumerate(zip(relations.image.tolist(), relations.tag.tolist(), strict=True))}
     for tag, related, actual in zip(relations.tag, relations.related, relations.maps_of_related(), strict=True):
         assert actual.tolist() == [numbers.get((image, tag), -1) for image in related.tolist()]
+
+
+def test_repeating_maps_are_counted_in_less_memory_than_the_related_images_take() -> None:
+    """Every fourth map has an image twice."""
+    num_maps = 2**20
+    image = np.arange(num_maps)
+    related = (image[:, None] + np.arange(1, 9)).astype(np.uint32)
+    related[::4, 5] = related[::4, 2]
+    empty = np.zeros(0, np.uint32)
+    start = np.arange(num_maps + 1)
+    relations = Relations(
+        start=start, image=image, tag=image, related=related, contrastive=empty, contrastive_start=start
+    )
+    tracemalloc.start()
+    assert relations.num_repeating() == num_maps // 4
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak_bytes < related.nbytes
 
 
 @pytest.mark.parametrize("image", [0, 2, 4])

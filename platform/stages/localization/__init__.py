@@ -217,13 +217,10 @@ def describe_relations(
                 f"the related images of {num_with_class} map(s) have the map's class, because every image has it"
             )
 
-    ordered = np.sort(relations.related, axis=1)
-    has_duplicate = (ordered[:, 1:] == ordered[:, :-1]).any(axis=1)
-    has_itself = (ordered == relations.image[:, None]).any(axis=1)
-    repeats = has_duplicate | has_itself
-    counts["maps whose related images repeat"] = int(repeats.sum())
-    if repeats.any() and not config.related_may_repeat:
-        notes.append(f"{repeats.sum()} map(s) {rule.repetition_note}")
+    num_repeating = relations.num_repeating()
+    counts["maps whose related images repeat"] = num_repeating
+    if num_repeating and not config.related_may_repeat:
+        notes.append(f"{num_repeating} map(s) {rule.repetition_note}")
     if config.method.contrastive:
         counts["maps with a contrastive part"] = int((np.diff(relations.contrastive_start) > 0).sum())
     return counts, tuple(notes)

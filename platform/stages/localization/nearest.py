@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from mcis.datasets.sampling.nearest_images import CELL_IMAGES, MAX_CANDIDATES, ClassMaps, rounded_unit_vectors
 from mcis.datasets.storage.folders import fetch_file, path_exists
-from mcis.datasets.tags import Tags
+from mcis.datasets.tags import Positions, Tags
 from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.engine.mapping import map_table
 from mcis.platform.outputs.relations import RELATED_TABLE, VECTORS, read_related
@@ -33,7 +33,7 @@ def find_nearest_images(
     *,
     max_candidates: int = MAX_CANDIDATES,
     cell_images: int = CELL_IMAGES,
-) -> NDArray[np.int64]:
+) -> Positions:
     """Returns the nearest images of all maps of N images, (T, R), the same as `nearest` of RELATED_IMAGE_RULES.
 
     After a kill only missing parts are searched.

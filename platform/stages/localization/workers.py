@@ -114,7 +114,7 @@ def _read_rows(cached: CachedRows, positions: list[int]) -> NDArray[Any]:
     return np.stack(rows)
 
 
-def _lists(starts: NDArray[np.int64], values: pa.Array | NDArray[np.int64]) -> pa.Array:
+def _lists(starts: NDArray[np.int64], values: pa.Array | NDArray[np.integer[Any]]) -> pa.Array:
     """Array of lists of consecutive values; list i ends where list i + 1 starts."""
     return pa.LargeListArray.from_arrays(pa.array(starts, pa.int64()), pa.array(values))
 
