@@ -45,6 +45,8 @@ class ClassMaps:
         images: (T,) image of each map.
         cells: (T,) cell of each map among those of its class.
         start: (K + 1,) where the maps of each class begin.
+        centers: For each of the K classes, the images that are the centers of its cells; none if the class is not
+            large.
         seed: Seed of the random numbers that choose the centers of cells.
         max_candidates, cell_images: See MAX_CANDIDATES and CELL_IMAGES.
     """
@@ -53,6 +55,7 @@ class ClassMaps:
     images: Positions
     cells: NDArray[np.int32]
     start: NDArray[np.int64]
+    centers: tuple[Positions, ...]
     seed: int
     max_candidates: int = MAX_CANDIDATES
     cell_images: int = CELL_IMAGES
@@ -63,13 +66,19 @@ class ClassMaps:
     ) -> "ClassMaps":
         """Orders the maps of all tags; each class is one cell."""
         maps = np.argsort(tags.values, kind="stable")
-        images = np.repeat(np.arange(len(tags), dtype=np.uint32), np.diff(tags.start))
-        ends = np.cumsum(np.bincount(tags.values, minlength=tags.classes))
+        images = np.repeat(np.arange(len(tags), dtype=np.uint32), np.diff(tags.start))[maps]
+        start = np.concatenate([[0], np.cumsum(np.bincount(tags.values, minlength=tags.classes))])
+        centers = []
+        for k in range(tags.classes):
+            class_images = images[start[k] : start[k + 1]]
+            num_centers = len(class_images) // cell_images if len(class_images) > max_candidates else 0
+            centers.append(_draw_images(seed, k, class_images, num_centers))
         return cls(
             maps=maps,
-            images=images[maps],
+            images=images,
             cells=np.zeros(len(maps), np.int32),
-            start=np.concatenate([[0], ends]),
+            start=start,
+            centers=tuple(centers),
             seed=seed,
             max_candidates=max_candidates,
             cell_images=cell_images,
@@ -88,8 +97,7 @@ class ClassMaps:
         cells = np.zeros(stop - first, np.int32)
         for k, low, high in self._parts(first, stop):
             if self._is_large(k):
-                centers = self._centers(k)
-                cells[low - first : high - first] = _nearest_centers(vectors, self.images[low:high], centers)
+                cells[low - first : high - first] = _nearest_centers(vectors, self.images[low:high], self.centers[k])
         return cells
 
     def with_cells(self, cells: NDArray[np.int32]) -> "ClassMaps":
@@ -115,10 +123,9 @@ class ClassMaps:
                 nearest[low - first : high - first] = _nearest(vectors, images, self.images[begin:end], related)
                 continue
 
-            centers = self._centers(k)
             edges = np.flatnonzero(np.diff(self.cells[low:high])) + 1
             for part in np.split(np.arange(low, high), edges):
-                candidates = self._candidates(vectors, k, centers, int(self.cells[part[0]]))
+                candidates = self._candidates(vectors, k, int(self.cells[part[0]]))
                 nearest[part - first] = _nearest(vectors, self.images[part], candidates, related)
         return nearest
 
@@ -138,35 +145,35 @@ class ClassMaps:
     def _is_large(self, k: int) -> bool:
         return bool(self.start[k + 1] - self.start[k] > self.max_candidates)
 
-    def _centers(self, k: int) -> Positions:
-        """Returns the images that are the centers of the cells of class k, chosen at random."""
-        images = np.sort(self.images[self.start[k] : self.start[k + 1]])
-        return images[np.argsort(self._draws(k, images), kind="stable")[: len(images) // self.cell_images]]
-
-    def _draws(self, k: int, images: Positions) -> NDArray[np.float64]:
-        return uniforms(DrawPurpose.NEAREST_CENTER, self.seed, k, images.astype(np.int64))[:, 0]
-
-    def _candidates(self, vectors: Vectors, k: int, centers: Positions, cell: int) -> Positions:
+    def _candidates(self, vectors: Vectors, k: int, cell: int) -> Positions:
         """Returns the images with which the images of a cell of class k are compared, (max_candidates,), ascending.
 
         They are those of the cell itself and of the cells with the nearest centers. The last of these cells contributes
         only some of its images, chosen at random.
         """
-        center_vectors = _as_float32(vectors, centers)
+        center_vectors = _as_float32(vectors, self.centers[k])
         similarity = center_vectors @ center_vectors[cell]
         similarity[cell] = np.inf
         nearest_cells = np.argsort(-similarity, kind="stable")
 
         begin, end = self.start[k : k + 2]
-        edges = begin + np.searchsorted(self.cells[begin:end], np.arange(len(centers) + 1))
+        edges = begin + np.searchsorted(self.cells[begin:end], np.arange(len(center_vectors) + 1))
         num_images = np.cumsum(np.diff(edges)[nearest_cells])
         num_whole = int(np.searchsorted(num_images, self.max_candidates, side="right"))
         candidates = [self.images[edges[c] : edges[c + 1]] for c in nearest_cells[:num_whole]]
 
         last = self.images[edges[nearest_cells[num_whole]] : edges[nearest_cells[num_whole] + 1]]
         missing = self.max_candidates - sum(map(len, candidates))
-        candidates.append(last[np.argsort(self._draws(k, last), kind="stable")[:missing]])
+        candidates.append(_draw_images(self.seed, k, last, missing))
         return np.sort(np.concatenate(candidates))
+
+
+def _draw_images(seed: int, k: int, images: Positions, count: int) -> Positions:
+    """Draws `count` of B images of class k, (count,), in an order that depends on the seed and the class alone."""
+    if not count:
+        return images[:0]
+    draws = uniforms(DrawPurpose.NEAREST_CENTER, seed, k, images.astype(np.int64))[:, 0]
+    return images[np.argsort(draws, kind="stable")[:count]]
 
 
 def _as_float32(vectors: Vectors, images: Positions) -> NDArray[np.float32]:

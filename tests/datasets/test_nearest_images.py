@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from mcis.datasets.sampling import nearest_images
+from mcis.datasets.sampling.keyed_random import DrawPurpose, uniforms
 from mcis.datasets.sampling.nearest_images import ClassMaps, rounded_unit_vectors
 from mcis.datasets.tags import Tags
 
@@ -83,6 +85,27 @@ def test_parts_give_the_same_as_the_whole(max_candidates: int, size: int) -> Non
 
     np.testing.assert_array_equal(np.concatenate(cells), maps.cells)
     np.testing.assert_array_equal(np.concatenate(nearest), maps.find_nearest(vectors, 0, count, RELATED))
+
+
+def test_parts_draw_no_numbers_for_the_whole_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The centers of class 0, 30 of its 600 images, are drawn once."""
+    num_drawn = 0
+
+    def counted(purpose: DrawPurpose, seed: int, first: int, second: NDArray[np.int64]) -> NDArray[np.float64]:
+        nonlocal num_drawn
+        num_drawn += len(second)
+        return uniforms(purpose, seed, first, second)
+
+    maps, vectors = ordered_maps(100)
+    draws = uniforms(DrawPurpose.NEAREST_CENTER, 0, 0, np.arange(N))[:, 0]
+    np.testing.assert_array_equal(maps.centers[0], np.argsort(draws)[:30])
+    assert [len(centers) for centers in maps.centers] == [30, 15, 0, 0]
+
+    monkeypatch.setattr(nearest_images, "uniforms", counted)
+    for first in range(0, N, 10):
+        maps.find_cells(vectors, first, first + 10)
+        maps.find_nearest(vectors, first, first + 10, RELATED)
+    assert num_drawn < 60 * N / 2, "only those for the images of a cell"
 
 
 def test_cells_depend_on_the_seed_alone() -> None:
