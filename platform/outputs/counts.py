@@ -81,13 +81,13 @@ class ImageCounts(NamedTuple):
     """The pixel counts of N images for one score.
 
     Attributes:
-        image_ids: The N images.
+        image_ids: The N images, (N,).
         truth_crc: CRC-32 of their ground truth, (N,).
         counts: The entries of all images, concatenated, (E,).
         images: The position of each entry's image, (E,).
     """
 
-    image_ids: list[str]
+    image_ids: pa.StringArray
     truth_crc: NDArray[np.uint32]
     counts: Counts
     images: NDArray[np.int64]
@@ -98,7 +98,7 @@ class ImageCounts(NamedTuple):
         columns = {name: rows[name].combine_chunks() for name in COUNTS_SCHEMA.names}
         entries = [columns[name].flatten().to_numpy(zero_copy_only=False) for name in Counts._fields]
         images = np.repeat(np.arange(len(rows)), pc.list_value_length(columns["pixels"]).to_numpy())
-        return cls(columns["image_id"].to_pylist(), columns["truth_crc"].to_numpy(), Counts(*entries), images)
+        return cls(columns["image_id"], columns["truth_crc"].to_numpy(), Counts(*entries), images)
 
 
 def read_counts(output: Path, score: Score) -> ImageCounts:

@@ -366,7 +366,7 @@ def _read_overlaps(run: Run, title: str) -> _ImageOverlaps:
     if score.boundary_iou:
         by_measure["boundary_miou"] = _label_overlaps(counted, score, boundary=True)
     confusions = _confusions(counted, num_labels=len(score.iou))
-    return _ImageOverlaps(counted.image_ids, counted.truth_crc, by_measure, confusions)
+    return _ImageOverlaps(counted.image_ids.to_pylist(), counted.truth_crc, by_measure, confusions)
 
 
 def _confusions(counted: ImageCounts, num_labels: int) -> sparse.csr_array:

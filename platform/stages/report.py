@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from mcis.datasets.errors import join_shortened
 from mcis.datasets.images.label_masks import decode_labels, resize_labels
 from mcis.datasets.images.squares import read_rgb
 from mcis.datasets.storage.files import stamp
+from mcis.datasets.tables.large_tables import take_rows
 from mcis.datasets.tables.shards import Shards
 from mcis.platform.config.keys import leaves
 from mcis.platform.config.sections import Config
@@ -189,20 +191,21 @@ def _worst_images(config: Config, context: RunContext, scores: Sequence[Score]) 
     worst = {}
     for split, ranking in _rankings(context, scores).items():
         columns = split_rows(context, split, negatives=True, columns=["image_id", "tags"])
-        position_of = {image_id: position for position, image_id in enumerate(columns["image_id"].to_pylist())}
-        ranked = [image for image in ranking.images if image.image_id in position_of]
-        if not ranked:
+        found = pc.index_in(ranking.images["image_id"], value_set=columns["image_id"])
+        ranks = np.flatnonzero(found.is_valid())
+        if not len(ranks):
             continue
-        positions = np.array([position_of[image.image_id] for image in ranked])
-        tags = columns["tags"].take(pa.array(positions)).to_pylist()
+
+        positions = found.drop_null().to_numpy().astype(np.int64)
+        tags = take_rows(columns.select(["tags"]), positions)["tags"].combine_chunks()
         count = max(1, config.report.panels // 2)
         chosen = choose_worst(tags, count)
         rows = split_rows(context, split, negatives=True, only=positions[chosen])
         worst[split] = WorstImages(
             criterion=ranking.criterion,
-            ranked=len(ranked),
+            ranked=len(ranks),
             panels=panels_of(config, context, rows, split, predict=False),
-            notes=[ranked[position].note for position in chosen],
+            notes=ranking.notes(ranks[chosen]),
             num_worst=min(count, len(chosen)),
         )
     return worst

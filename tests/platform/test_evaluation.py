@@ -92,7 +92,7 @@ def test_masks_of_images_above_the_default_limit_are_checked(workspace: Workspac
 def test_counts_of_images_sum_to_the_confusion_matrix(first: RunContext, paths: list[Path]) -> None:
     for score in read_scores(first.stage_outputs):
         counted = read_counts(first.stage_outputs["evaluate"], score)
-        assert counted.image_ids == [path.stem for path in paths]
+        assert counted.image_ids.to_pylist() == [path.stem for path in paths]
         total = np.zeros((21, 21), int)
         for true, label, _, pixels in zip(*counted.counts, strict=True):
             total[true, label] += pixels

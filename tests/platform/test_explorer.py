@@ -313,7 +313,7 @@ def test_the_page_scores_each_image_as_the_run_did(browser: "Chrome", ended: pip
 
     for number, image in enumerate(images):
         browser.execute_script(f"document.querySelectorAll('#explore-shelf button')[{number}].click()")
-        chosen = np.array(counted.images) == counted.image_ids.index(image["id"])
+        chosen = np.array(counted.images) == counted.image_ids.to_pylist().index(image["id"])
         total = np.zeros((BINS, classes + 1, classes + 1), np.int64)
         add_counts(total, Counts(*(column[chosen] for column in counted.counts)))
         expected = [mean(iou(matrix)) for matrix in sweep(total)]
