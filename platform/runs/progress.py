@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
@@ -104,20 +104,60 @@ def counted(items: Iterable[Item], label: str, total: int) -> Iterator[Item]:
             progress.update(done)
 
 
-def read_records(path: Path, skip: int = 0) -> list[dict[str, Any]]:
-    """Reads the records of a JSON lines file after the first `skip`; empty if the file does not exist."""
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """Reads the records of a JSON lines file; empty if the file does not exist."""
+    records, _ = read_new_records(path, LogPosition())
+    return records
+
+
+class LogPosition(NamedTuple):
+    """The end of a record in a JSON lines file, from which a later call reads the records that were added.
+
+    Attributes:
+        num_records: Number of records before it.
+        num_bytes: Number of bytes before it.
+        last_line: The line that ends there, by which a file that was cut and written again is recognized.
+    """
+
+    num_records: int = 0
+    num_bytes: int = 0
+    last_line: bytes = b""
+
+
+def read_new_records(path: Path, position: LogPosition) -> tuple[list[dict[str, Any]], LogPosition]:
+    """Reads the records of a JSON lines file after a position; none if the file does not exist.
+
+    A restart cuts the log of a training and writes its last records again. Such a file is read from the start, without
+    the first `position.num_records` records.
+
+    Returns:
+        The records, and the position after them.
+    """
     try:
-        lines = fetch_file(path).read_bytes().splitlines()
+        with fetch_file(path).open("rb") as file:
+            file.seek(position.num_bytes - len(position.last_line))
+            is_unchanged = file.read(len(position.last_line)) == position.last_line
+            start = position if is_unchanged else LogPosition()
+            file.seek(start.num_bytes)
+            content = file.read()
     except FileNotFoundError:
-        return []
-    return [json.loads(line) for line in lines[skip:]]
+        return [], position
+
+    lines = content[: content.rfind(b"\n") + 1].splitlines(keepends=True)  # without a line that is being written
+    new_lines = lines[position.num_records - start.num_records :]
+    if not new_lines:
+        return [], position
+
+    num_records = start.num_records + len(lines)
+    num_bytes = start.num_bytes + sum(map(len, lines))
+    return [json.loads(line) for line in new_lines], LogPosition(num_records, num_bytes, new_lines[-1])
 
 
 @contextlib.contextmanager
 def follow(path: Path, on_records: Callable[[list[dict[str, Any]]], None], every: float = 1.0) -> Iterator[None]:
     """During the block, a thread passes new records of a JSON lines file to `on_records`.
 
-    Each record is passed once, even if a restart truncates the file and writes its last records again.
+    Each record is read and passed once, even if a restart truncates the file and writes its last records again.
 
     Args:
         every: Seconds between two reads of the file.
@@ -125,15 +165,15 @@ def follow(path: Path, on_records: Callable[[list[dict[str, Any]]], None], every
     stop = threading.Event()
 
     def read_until_stopped() -> None:
-        num_passed = 0
+        position = LogPosition()
         stopping = False
         while not stopping:
             stopping = stop.wait(every)
             with contextlib.suppress(UserError, OSError):  # remote storage may be unreachable until the next read
-                records = read_records(path, num_passed)
+                records, end = read_new_records(path, position)
                 if records:
                     on_records(records)
-                    num_passed += len(records)
+                    position = end
 
     thread = threading.Thread(target=read_until_stopped, daemon=True)
     thread.start()

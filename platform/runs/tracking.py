@@ -12,13 +12,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import BaseModel
 
 from mcis.datasets.errors import UserError
 from mcis.platform.runs.files import read_record_of, write_json
-from mcis.platform.runs.progress import console, read_records
+from mcis.platform.runs.progress import LogPosition, console, read_new_records
 from mcis.platform.runs.tracking_errors import store_errors
 from mcis.platform.runs.tracking_store import client_of, experiment_of, tracking_uri
 from mcis.platform.runs.version import code_digest, git_commit, project_version
@@ -33,6 +33,18 @@ LogModel = Callable[["MlflowClient", str, str, RunFolder], None]
 """Function that logs the trained network of a run, given the client, experiment id, MLflow run id and run folder."""
 _PARENT = "mlflow.parentRunId"
 """MLflow tag that makes a run the child of another one."""
+
+
+class SentRecords(NamedTuple):
+    """The records of a step log that MLflow has.
+
+    Attributes:
+        last_step: Step of the last one; -1 if there is none.
+        position: Where the first record that MLflow may lack begins in the log.
+    """
+
+    last_step: int
+    position: LogPosition = LogPosition()
 
 
 class TrackingRecord(BaseModel):
@@ -123,26 +135,27 @@ class TrackingRecord(BaseModel):
         tags = [RunTag(key, value) for key, value in self.tags.items()]
         client.log_batch(self.run_id, params=params, tags=tags)
 
-    def upload_metrics(self, client: "MlflowClient", workspace: Workspace, sent: dict[str, int]) -> None:
+    def upload_metrics(self, client: "MlflowClient", workspace: Workspace, sent: dict[str, SentRecords]) -> None:
         """Uploads metrics and records of step logs that MLflow lacks.
 
         A restarted training logs the steps after its last checkpoint again, with other speeds. The values that were
         uploaded first are kept. MLflow stores a metric with the same time and value only once.
 
         Args:
-            sent: Last step that MLflow has, by network; it is updated. For other networks, MLflow is queried.
+            sent: What MLflow has, by network; it is updated. For other networks, MLflow is queried.
         """
         from mlflow.entities import Metric
 
         for network, log in self.logs.items():
             if network not in sent:
                 history = client.get_metric_history(self.run_id, f"{network}.epoch")
-                sent[network] = max((metric.step for metric in history), default=-1)
+                sent[network] = SentRecords(max((metric.step for metric in history), default=-1))
 
             metrics = []
-            last_step = sent[network]
-            for record in read_records(workspace.root / log):
-                if record["step"] <= sent[network]:
+            last_step = sent[network].last_step
+            records, position = read_new_records(workspace.root / log, sent[network].position)
+            for record in records:
+                if record["step"] <= sent[network].last_step:
                     continue
                 last_step = max(last_step, record["step"])
                 milliseconds = int(1000 * record["time"])
@@ -150,7 +163,7 @@ class TrackingRecord(BaseModel):
                     if key not in ("step", "time"):
                         metrics.append(Metric(f"{network}.{key}", float(value), milliseconds, record["step"]))
             client.log_batch(self.run_id, metrics=metrics)
-            sent[network] = last_step
+            sent[network] = SentRecords(last_step, position)
 
         points = [Metric(key, value, int(1000 * seconds), step) for key, value, seconds, step in self.points]
         client.log_batch(self.run_id, metrics=points)
@@ -199,7 +212,7 @@ class Tracker:
         self._log_model = log_model
         self._on_records = on_records
         self._last_steps: dict[str, int] = {}  # network -> last step passed to on_records
-        self._sent_steps: dict[str, int] = {}  # see `TrackingRecord.upload_metrics`
+        self._sent: dict[str, SentRecords] = {}  # see `TrackingRecord.upload_metrics`
         self._sender: threading.Thread | None = None
         self._was_unreachable = False
         self._client: MlflowClient | None = None
@@ -361,7 +374,7 @@ class Tracker:
             console.print("note: results of an earlier run of this name were not uploaded, and are overwritten")
 
         self._continued = None
-        self._sent_steps = {}
+        self._sent = {}
         points = [(key, value, time.time(), step) for (key, step), value in self._values.items()]
         self._record = TrackingRecord(
             uri=self.uri,
@@ -421,7 +434,7 @@ class Tracker:
         def send() -> None:
             try:
                 with store_errors(self.uri):
-                    self._record.upload_metrics(client, self._workspace, self._sent_steps)
+                    self._record.upload_metrics(client, self._workspace, self._sent)
             except UserError as error:
                 self._note_fault(error)
 

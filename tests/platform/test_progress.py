@@ -14,7 +14,7 @@ from mcis.datasets.sources.tagged import list_tagged
 from mcis.platform.config.resolve import resolve
 from mcis.platform.reporting.expectations import expectations
 from mcis.platform.runs import progress
-from mcis.platform.runs.progress import bar, follow
+from mcis.platform.runs.progress import LogPosition, bar, follow, read_new_records
 
 EVERY = 0.01
 
@@ -93,6 +93,39 @@ def test_records_that_a_restart_repeats_are_not_returned_again(tmp_path: Path) -
         wait_for(lambda: len(steps.seen) == 5)
         append(path, lines(6))
     assert steps.seen == [1, 2, 3, 4, 5, 6]
+
+
+def test_what_was_read_is_not_read_again(tmp_path: Path) -> None:
+    """A long training would otherwise read its whole log each second."""
+    path, steps = tmp_path / "steps.jsonl", Steps()
+    append(path, lines(1, 2))
+    with follow(path, steps, EVERY):
+        wait_for(lambda: len(steps.seen) == 2)
+        with path.open("r+b") as file:
+            file.write(b"not JSON")
+        append(path, lines(3))
+        wait_for(lambda: len(steps.seen) == 3)
+    assert steps.seen == [1, 2, 3]
+
+
+def test_a_record_is_read_after_its_line_is_complete(tmp_path: Path) -> None:
+    path = tmp_path / "steps.jsonl"
+    path.write_bytes(lines(1) + lines(2)[:5])
+    records, position = read_new_records(path, LogPosition())
+    append(path, lines(2)[5:])
+    assert records == [{"step": 1}]
+    assert read_new_records(path, position)[0] == [{"step": 2}]
+
+
+def test_a_file_that_was_cut_and_is_longer_again_is_read_from_the_start(tmp_path: Path) -> None:
+    path = tmp_path / "steps.jsonl"
+    path.write_bytes(lines(1, 2, 3))
+    _, position = read_new_records(path, LogPosition())
+    path.write_bytes(b'{"step": 1, "speed": 1000}\n' + lines(2, 3, 4))
+    records, position = read_new_records(path, position)
+    assert records == [{"step": 4}]
+    append(path, lines(5))
+    assert read_new_records(path, position)[0] == [{"step": 5}]
 
 
 # --- lines

@@ -70,6 +70,27 @@ def test_a_restart_continues_the_run_and_logs_nothing_twice(workspace: Workspace
     assert history(tracker, "curve") == [(3, "1.0")]
 
 
+def test_uploaded_records_are_not_read_again(workspace: Workspace) -> None:
+    """A long training would otherwise read its whole log at each upload."""
+    tracker = Tracker(workspace, "long", identity="")
+    log = write_log(workspace, "long", 10)
+    tracker.log("classifier", log)
+    tracker.follow("classifier", [])
+    while len(history(tracker, "classifier.epoch")) < 10:
+        time.sleep(0.1)
+
+    content = log.read_text()
+    write_log(workspace, "long", 11)
+    added = log.read_text().splitlines(keepends=True)[-1]
+    log.write_text(f"not JSON{content[len('not JSON') :]}{added}")
+    while len(history(tracker, "classifier.epoch")) < 11:
+        tracker.follow("classifier", [])
+        time.sleep(0.1)
+    log.write_text(content + added)
+    tracker.finish("FINISHED")
+    assert [step for step, _ in history(tracker, "classifier.loss")] == list(range(1, 12))
+
+
 def test_another_configuration_starts_another_run_and_leaves_none_running(workspace: Workspace) -> None:
     first = Tracker(workspace, "changed", identity="one")
     first.metrics({"miou": 50.0})
