@@ -205,7 +205,9 @@ def every_tag(tags: Tags) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     return np.repeat(np.arange(len(tags)), np.diff(tags.start)), tags.values.astype(np.int64)
 
 
-def nearest(tags: Tags, is_source: NDArray[np.bool_], vectors: NDArray[np.float32], related: int) -> NDArray[np.int64]:
+def nearest(
+    tags: Tags, is_source: NDArray[np.bool_], vectors: NDArray[np.float32], related: int
+) -> NDArray[np.integer[Any]]:
     return RELATED_IMAGE_RULES["nearest"].draw(
         RelatedImagesQuery(tags, is_source, *every_tag(tags), related, seed=0, vectors=vectors)
     )
