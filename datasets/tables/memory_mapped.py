@@ -10,7 +10,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from mcis.datasets.errors import UserError
-from mcis.datasets.storage.folders import names_in, read_file
+from mcis.datasets.storage.files import stamp
+from mcis.datasets.storage.folders import files_below, names_in, read_file, uri_of
+from mcis.datasets.storage.object_lists import Stamp
 from mcis.datasets.tables.spans import ShardSpans
 
 MAX_MAPPED = 2**13
@@ -26,9 +28,16 @@ def _read_mapped(path: Path) -> pa.RecordBatch:
     return pa.ipc.open_file(pa.memory_map(str(path))).get_batch(0)
 
 
-def _open_shard(path: Path, shape: tuple[int, ...]) -> NDArray[Any]:
-    """Returns the rows of a shard, memory-mapped, (N, *shape)."""
-    batch = read_file(path, _read_mapped, "a shard of the cache", "remove its folder and repeat the command")
+def _open_shard(path: Path, shape: tuple[int, ...], listed: Stamp | None) -> NDArray[Any]:
+    """Returns the rows of a shard, memory-mapped, (N, *shape).
+
+    Args:
+        listed: Stamp of the shard in a listing of its folder in a bucket. A copy with this stamp is read without a
+            request. None: the folder is not in a bucket.
+    """
+    remedy = "remove its folder and repeat the command"
+    is_current = listed is not None and stamp(str(path)) == listed
+    batch = read_file(path, _read_mapped, "a shard of the cache", remedy, fetch=not is_current)
     return batch.column(0).flatten().to_numpy(zero_copy_only=True).reshape(-1, *shape)
 
 
@@ -46,7 +55,8 @@ class CachedRows:
     def __init__(self, folder: Path | None, shape: tuple[int, ...]):
         self.folder = folder
         self.shape = shape
-        self.spans = ShardSpans(names_in(folder) if folder else ())
+        self.stamps = files_below(folder) if folder and uri_of(folder) else {}
+        self.spans = ShardSpans(self.stamps or (names_in(folder) if folder else ()))
         self._open = functools.lru_cache(MAX_MAPPED)(_open_shard)
 
     def row(self, position: int) -> NDArray[Any] | None:
@@ -60,7 +70,8 @@ class CachedRows:
             return None
 
         try:
-            rows = self._open(self.folder / self.spans.name(shard), self.shape)
+            name = self.spans.name(shard)
+            rows = self._open(self.folder / name, self.shape, self.stamps.get(name))
         except FileNotFoundError:
             return None
         return rows[position - self.spans.first[shard]]
@@ -70,7 +81,7 @@ class CachedRows:
         return self.spans.holds(positions)
 
     def __getstate__(self) -> dict[str, object]:
-        return {"folder": self.folder, "shape": self.shape, "spans": self.spans}
+        return {"folder": self.folder, "shape": self.shape, "stamps": self.stamps, "spans": self.spans}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

@@ -14,7 +14,9 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from mcis.datasets.errors import BadFile
+from mcis.datasets.storage.files import stamp
 from mcis.datasets.storage.folders import REPEAT_STAGE, fetch_below, files_below, read_file
+from mcis.datasets.storage.object_lists import Stamp
 from mcis.datasets.tables.large_tables import text_hashes
 from mcis.datasets.tables.spans import ShardSpans
 
@@ -66,7 +68,7 @@ class Shards:
         stamps = files_below(folder)
         self.spans = ShardSpans(stamps)
         names = [self.spans.name(shard) for shard in range(len(self.spans))]
-        self.changed = np.array([stamps[name].changed for name in names], np.int64)
+        self.stamps = np.array([stamps[name] for name in names], np.int64).reshape(-1, 2)
 
     def rows(self, image_id: str, position: int | None = None) -> pa.Table:
         """Returns the rows of one image.
@@ -82,8 +84,9 @@ class Shards:
         if shard is None:
             raise KeyError(image_id)
 
-        # The modification time is part of the key, so a changed file counts as another shard.
-        table = _read_shard(self.folder / self.spans.name(shard), self.columns, int(self.changed[shard]))
+        # The stamp is part of the key, so a changed file counts as another shard.
+        listed = Stamp(*self.stamps[shard].tolist())
+        table = _read_shard(self.folder / self.spans.name(shard), self.columns, listed)
         rows = table.filter(pc.equal(table["image_id"], image_id))
         if not len(rows):
             raise KeyError(image_id)
@@ -133,12 +136,16 @@ class Shards:
     cachetools.LRUCache[Any, pa.Table](SHARD_BYTES, getsizeof=lambda table: table.nbytes),
     condition=threading.Condition(),
 )
-def _read_shard(path: Path, columns: tuple[str, ...] | None, changed: int) -> pa.Table:
+def _read_shard(path: Path, columns: tuple[str, ...] | None, listed: Stamp) -> pa.Table:
     """Reads the file of a shard, once for all threads of the process. Shards larger than SHARD_BYTES are not kept.
+
+    A copy that has the listed stamp is read without a request to the bucket.
 
     Args:
         columns: Columns to read; None: all.
-        changed: Modification time, which distinguishes the file from earlier ones of the same name.
+        listed: Stamp in the listing of the folder, which distinguishes the file from earlier ones of the same name.
     """
     wanted = None if columns is None else list(columns)
-    return read_parquet(path, functools.partial(pq.read_table, columns=wanted)).combine_chunks()
+    is_current = stamp(str(path)) == listed
+    read = functools.partial(pq.read_table, columns=wanted)
+    return read_parquet(path, read, fetch=not is_current).combine_chunks()

@@ -1,16 +1,19 @@
 """Tests of folders in buckets and their copies: upload, download, listing and removal."""
 
+import logging
 import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.fs as pafs
 import pytest
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.storage import faults, folders
+from mcis.datasets.tables.memory_mapped import CachedRows, cache_table
 from mcis.datasets.tables.shards import Shards
 from mcis.platform.runs.files import write_table
 
@@ -155,6 +158,55 @@ def test_rows_are_read_from_a_bucket(bucket: pafs.FileSystem, tmp_path: Path, mo
     rows = Shards(folder).rows("2-1")
 
     assert rows["image_id"].to_pylist() == ["2-1"]
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "arrow"])
+def test_copies_that_a_listing_shows_to_be_current_are_read_without_requests(
+    bucket: pafs.FileSystem,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    suffix: str,
+) -> None:
+    """A shard that another machine has replaced is downloaded again."""
+    folder = folder_of(bucket) / "store/maps"
+
+    def write(number: int, value: int) -> None:
+        rows = pa.table({"image_id": [str(number)], "value": [value], "noise": [os.urandom(100 * value)]})
+        if suffix == "arrow":
+            rows = cache_table(np.full((1, 3 + value), value))
+        write_table(folder / f"part-{number:08d}-{number + 1:08d}.{suffix}", rows)
+
+    def read(number: int, length: int = 3) -> int:
+        if suffix == "arrow":
+            row = CachedRows(folder, (length,)).row(number)
+            assert row is not None
+            return int(row[0])
+        return int(Shards(folder).rows(str(number), number)["value"][0].as_py())
+
+    def count_requests() -> int:
+        messages = [record.getMessage() for record in caplog.records if record.name == "werkzeug"]
+        caplog.clear()
+        return sum("list-type" not in message for message in messages)
+
+    caplog.set_level(logging.INFO, "werkzeug")
+    for number in range(3):
+        write(number, 0)
+    count_requests()
+    assert [read(number) for number in range(3)] == [0, 0, 0]
+    assert count_requests() == 0
+
+    copies = os.environ[folders.COPIES_VARIABLE]
+    monkeypatch.setenv(folders.COPIES_VARIABLE, str(tmp_path / "other"))
+    folder = folder_of(bucket) / "store/maps"
+    assert read(1) == 0
+    assert count_requests() > 0, "this machine has no copy"
+    assert read(1) == 0
+    assert count_requests() == 0
+    write(1, 7)
+    monkeypatch.setenv(folders.COPIES_VARIABLE, copies)
+    folder = folder_of(bucket) / "store/maps"
+    assert read(1, 10) == 7
 
 
 def test_a_bucket_without_responses_times_out(place: Path, monkeypatch: pytest.MonkeyPatch, no_pauses: None) -> None:
