@@ -28,7 +28,7 @@ from mcis.datasets.tables.shards import read_parquet
 
 _Record = TypeVar("_Record")
 _NUM_THREADS = 8
-"""Number of threads that read files for `contents_digest`."""
+"""Number of threads that read files for `contents_digest` and `read_shards`."""
 _MAX_DIGESTED = 2**30
 """Maximum size in bytes of a file of another program. No reader accepts a larger one."""
 
@@ -298,11 +298,11 @@ def read_parts(path: Path, columns: list[str] | None = None) -> Iterator[pa.Tabl
 
 def read_table(path: Path, columns: list[str] | None = None) -> pa.Table:
     """Reads a Parquet file, or all shards of a folder in the order of their names. For errors see `read_shards`."""
-    return pa.concat_tables(_read_files([path], columns) if path.suffix else read_shards(path, columns))
+    return _read_parquet_file(columns, path) if path.suffix else pa.concat_tables(read_shards(path, columns))
 
 
 def read_shards(folder: Path, columns: list[str] | None = None) -> Iterator[pa.Table]:
-    """Yields the shards of a folder, in the order of their names.
+    """Yields the shards of a folder, in the order of their names. Threads read up to _NUM_THREADS of them ahead.
 
     Raises:
         UserError: The folder has no shard, or a file is damaged.
@@ -312,11 +312,12 @@ def read_shards(folder: Path, columns: list[str] | None = None) -> Iterator[pa.T
         raise UserError(
             f"no table in {folder}", "shards part-*.parquet", f"compute its stage again: {recompute_command()}"
         )
-    yield from _read_files(files, columns)
+    read = functools.partial(_read_parquet_file, columns)
+    yield from map_in_threads(read, files, threads=_NUM_THREADS, ahead=1)
 
 
-def _read_files(files: Iterable[Path], columns: list[str] | None) -> Iterator[pa.Table]:
-    return (read_parquet(file, functools.partial(pq.read_table, columns=columns)) for file in files)
+def _read_parquet_file(columns: list[str] | None, file: Path) -> pa.Table:
+    return read_parquet(file, functools.partial(pq.read_table, columns=columns))
 
 
 def shards_in(folder: Path) -> list[Path]:

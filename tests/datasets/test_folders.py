@@ -3,6 +3,7 @@
 import logging
 import os
 import socket
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from mcis.datasets.errors import UserError
 from mcis.datasets.storage import faults, folders
 from mcis.datasets.tables.memory_mapped import CachedRows, cache_table
 from mcis.datasets.tables.shards import Shards
-from mcis.platform.runs.files import write_table
+from mcis.platform.runs.files import read_shards, write_table
 
 
 def folder_of(system: pafs.FileSystem) -> Path:
@@ -207,6 +208,29 @@ def test_copies_that_a_listing_shows_to_be_current_are_read_without_requests(
     monkeypatch.setenv(folders.COPIES_VARIABLE, copies)
     folder = folder_of(bucket) / "store/maps"
     assert read(1, 10) == 7
+
+
+def test_shards_are_fetched_several_at_a_time_and_read_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each fetch waits for another one. At most 10 shards are read ahead of the reader."""
+    for number in range(20):
+        write_table(tmp_path / f"part-{number:08d}-{number + 1:08d}.parquet", pa.table({"number": [number]}))
+    other_fetch = threading.Barrier(2, timeout=60)
+    fetched: list[Path] = []
+
+    def fetch(path: Path) -> Path:
+        fetched.append(path)
+        other_fetch.wait()
+        return path
+
+    monkeypatch.setattr(folders, "fetch_file", fetch)
+    shards = read_shards(tmp_path)
+    numbers = next(shards)["number"].to_pylist()
+    assert len(fetched) <= 10
+    for shard in shards:
+        numbers += shard["number"].to_pylist()
+    assert numbers == list(range(20))
 
 
 def test_a_bucket_without_responses_times_out(place: Path, monkeypatch: pytest.MonkeyPatch, no_pauses: None) -> None:
