@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from mcis.datasets.sampling.nearest_images import CELL_IMAGES, MAX_CANDIDATES, ClassMaps
 from mcis.datasets.sampling.related_images import draw_related_images
-from mcis.datasets.tags import Tags
+from mcis.datasets.tags import Positions, Tags
 from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.engine.runtime import ray_session
 from mcis.platform.outputs.relations import RELATED_TABLE, VECTORS, read_related
@@ -90,7 +90,7 @@ def sample_recall(folder: Path, tags: Tags, sample: int, sizes: dict[str, int]) 
     return recall(found[maps.maps[first : first + sample]], exact), seconds / sample
 
 
-def recall(found: NDArray[np.int64], exact: NDArray[np.int64]) -> float:
+def recall(found: Positions, exact: NDArray[np.int64]) -> float:
     """Returns the mean share of the exact images that were found, over all rows."""
     pairs = zip(found.tolist(), exact.tolist(), strict=True)
     return float(np.mean([len(set(row) & set(exact_row)) / len(set(exact_row)) for row, exact_row in pairs]))
