@@ -94,7 +94,8 @@ def _mious(counted: ImageCounts, num_classes: int) -> NDArray[np.float64]:
     for first in range(0, num_images, SHARD_ROWS):
         last = min(first + SHARD_ROWS, num_images)
         entries = slice(*np.searchsorted(counted.images, [first, last]))
-        counts = Counts(*(column[entries] for column in counted.counts))
+        truth, predicted, part, pixels = counted.counts
+        counts = Counts(truth[entries], predicted[entries], part[entries], pixels[entries])
         ious = iou_of(*overlaps(counts, counted.images[entries] - first, last - first, num_classes))
         mious[first:last] = [mean(values) for values in ious]
     return mious

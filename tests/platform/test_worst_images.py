@@ -2,6 +2,7 @@
 
 import tracemalloc
 from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -40,7 +41,7 @@ def write_masks(folder: Path, ids: list[str], ignored: list[float]) -> None:
     write_table(folder / "part-0.parquet", pa.Table.from_pylist(rows, schema=MASKS_SCHEMA))
 
 
-def write_predictions(folder: Path, ids: list[str], absent: list[list[int] | None]) -> None:
+def write_predictions(folder: Path, ids: list[str], absent: Sequence[list[int] | None]) -> None:
     row = {"plain": MASK, "crf": None}
     rows = [row | {"image_id": image_id, "absent_tags": tags} for image_id, tags in zip(ids, absent, strict=True)]
     write_table(folder / "part-0.parquet", pa.Table.from_pylist(rows, schema=PREDICTIONS_SCHEMA))
