@@ -1,8 +1,7 @@
 """Tests of the gallery "Worst first": ranking with and without ground truth, and the images that it shows."""
 
 import tracemalloc
-from collections.abc import Callable
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
