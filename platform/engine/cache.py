@@ -35,7 +35,16 @@ from mcis.platform.networks.features import MakeFeatures, features_shape
 from mcis.platform.networks.pretrained import classifier_weights
 from mcis.platform.outputs.read_index import split_rows
 from mcis.platform.runs.context import RunContext
-from mcis.platform.runs.files import bytes_in, content_digest, disk_errors, existing_parent, fingerprint, rename_folder
+from mcis.platform.runs.files import (
+    bytes_in,
+    content_digest,
+    disk_errors,
+    existing_parent,
+    fingerprint,
+    read_json,
+    rename_folder,
+    write_json,
+)
 from mcis.platform.runs.lifecycle import caches_in_use, reference_cache
 from mcis.platform.runs.locks import hold_stage
 from mcis.platform.runs.progress import console
@@ -45,6 +54,8 @@ from mcis.platform.runs.workspace import CACHE, Workspace
 _print_once = functools.cache(console.print)
 _FREE_SHARE = 0.5
 """Share of the free disk space that the caches take by default."""
+_PLANNED = "planned_bytes.json"
+"""File in the folder of a cache that is being written, with the size that it will have."""
 _GROWTH = 1.1
 """A cache with a part of the images grows if this many times as many fit."""
 NUM_STATISTICS_IMAGES = 256
@@ -73,8 +84,7 @@ def decoded_cache(
     """Returns the folder with decoded images, which are decoded now if it does not exist.
 
     It holds the first images of `rows`, as many as fitted when it was made. The least recently used caches are
-    removed for it. What another run reads or writes stays, so the caches may exceed the limit while several runs write
-    some.
+    removed for it. What another run reads or writes stays, and counts with the size that it will have.
 
     Args:
         rows: Rows of the index, in the order of the readers' positions.
@@ -302,36 +312,43 @@ def _open_or_write(
     """
     workspace = context.workspace
     folder = workspace.cache / f"{spec.kind}-{_images_digest(rows)}"
-    max_images = max(0, (_available_bytes(folder, context, compute) - reserved_bytes) // spec.row_bytes)
-    if all_or_none and max_images < len(rows):
-        return None
-
     if workspace.uri and (uses_cluster() or not is_one_node()):
         console.print("note: the nodes share no disk, so images are decoded each time")
         return None
 
     unfinished_folder = folder.with_suffix(".part")
-    present_folder = folder if folder.exists() else unfinished_folder
-    fitting_rows = _rows_that_fit(rows, max_images, _shard_rows(present_folder, compute))
-    if not len(fitting_rows) and not folder.exists():
-        return None
-
-    context.caches.append(folder.name)
     with hold_stage(workspace, "cache", folder.name, run=context.name), disk_errors(folder):
-        reference_cache(workspace, context.name, folder.name)
-        if folder.exists():
+        present_folder = folder if folder.exists() else unfinished_folder
+        with workspace.lock("cache", "size"):  # one run at a time adds up sizes and reserves space
+            (present_folder / _PLANNED).unlink(missing_ok=True)  # written by a run that was killed
+            max_images = max(0, (_available_bytes(folder, context, compute) - reserved_bytes) // spec.row_bytes)
+            if all_or_none and max_images < len(rows):
+                return None
+            fitting_rows = _rows_that_fit(rows, max_images, _shard_rows(present_folder, compute))
+            if not len(fitting_rows) and present_folder != folder:
+                return None
+
+            context.caches.append(folder.name)
+            reference_cache(workspace, context.name, folder.name)
+            lacks_rows = present_folder != folder or len(fitting_rows) >= _GROWTH * count_images(folder)
+            if lacks_rows:
+                _reserve(present_folder, len(fitting_rows) * spec.row_bytes, context, compute)
+
+        if present_folder == folder:
             os.utime(folder)  # marks the cache as the most recently used one
-            if len(fitting_rows) >= _GROWTH * count_images(folder):
-                _write_rows(spec, fitting_rows, folder, context, compute)
-        else:
-            _write_rows(spec, fitting_rows, unfinished_folder, context, compute)
+        if lacks_rows:
+            _write_rows(spec, fitting_rows, present_folder, context, compute)
             with workspace.lock("cache", "size"):  # no folder is renamed while another run adds up sizes
-                rename_folder(unfinished_folder, folder)
+                (present_folder / _PLANNED).unlink()
+                if present_folder != folder:
+                    rename_folder(unfinished_folder, folder)
     return folder
 
 
 def _available_bytes(folder: Path, context: RunContext, compute: ComputeConfig) -> int:
-    """Returns how many bytes the caches of a run may take: the limit minus the caches that only other runs read.
+    """Returns how many bytes the caches of a run may take: the limit minus the caches that only other runs use.
+
+    A cache that another run is writing counts with its planned size. One whose run was killed does not count.
 
     Args:
         folder: The cache that the run asks for. It is not subtracted, because the run reads it from now on. Finished
@@ -339,8 +356,16 @@ def _available_bytes(folder: Path, context: RunContext, compute: ComputeConfig) 
         context: The context of the run.
         compute: The section `compute` of the configuration.
     """
-    taken = sum(bytes_in(path) for path in _taken_folders(context) if path.stem != folder.stem)
+    taken = sum(_final_bytes(path) for path in _taken_folders(context) if path.stem != folder.stem)
     return max(0, cache_limit(compute, context.workspace) - taken)
+
+
+def _final_bytes(folder: Path) -> int:
+    """Returns the size of a cache, or the one that it will have, if a run is writing it. The caller holds `size`."""
+    planned_bytes = 0
+    with contextlib.suppress(FileNotFoundError):
+        planned_bytes = int(read_json(folder / _PLANNED))
+    return max(planned_bytes, bytes_in(folder))
 
 
 def _rows_that_fit(rows: pa.Table, max_images: int, shard_rows: int) -> pa.Table:
@@ -372,8 +397,7 @@ def _write_rows(spec: _CacheSpec, rows: pa.Table, folder: Path, context: RunCont
         compute: The section `compute` of the configuration.
     """
     workspace = context.workspace
-    with workspace.lock("cache", "size"):
-        _reserve(folder, len(rows) * spec.row_bytes, context, compute)
+    with workspace.lock("cache", "size"):  # no folder is renamed or removed meanwhile
         caches = sorted(workspace.cache.glob(f"{spec.kind}-*"))
         earlier_caches = [path for path in caches if path.suffix != ".part" and path != folder]
         rows = find_rows(earlier_caches, rows)
@@ -402,6 +426,8 @@ def _write_rows(spec: _CacheSpec, rows: pa.Table, folder: Path, context: RunCont
 def _reserve(folder: Path, size: int, context: RunContext, compute: ComputeConfig) -> None:
     """Makes the folder of a cache, and space for it within the limit. The caller holds the lock `size`.
 
+    The folder holds the planned size until it is complete, so that runs that start meanwhile leave space for it.
+
     Args:
         folder: The folder, which may exist.
         size: Size of the cache when it is complete, bytes.
@@ -411,6 +437,7 @@ def _reserve(folder: Path, size: int, context: RunContext, compute: ComputeConfi
     max_other_bytes = _available_bytes(folder, context, compute) - size
     _evict(context, max_other_bytes, excluded=folder)
     folder.mkdir(exist_ok=True)
+    write_json(folder / _PLANNED, size)
 
 
 def _evict(context: RunContext, max_bytes: int, *, excluded: Path) -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +19,9 @@ from mcis.datasets.errors import UserError
 from mcis.datasets.images.squares import Squares, image_bytes, make_squares, read_rgb
 from mcis.datasets.tables.memory_mapped import CachedRows
 from mcis.platform.config.compute import ComputeConfig
+from mcis.platform.engine import cache
 from mcis.platform.engine.cache import cache_limit, decoded_cache
+from mcis.platform.engine.mapping import map_table
 from mcis.platform.engine.reused_rows import ReuseRows, find_rows, num_found, record_images
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.locks import hold_run
@@ -175,6 +178,45 @@ def test_a_cache_that_another_run_reads_stays_until_that_run_ends(context: RunCo
 
     third = cached(pictures(tmp_path / "images", "c", 4), context)
     assert folders(context) == {second.name, third.name}
+
+
+def test_runs_that_start_together_share_the_limit(
+    context: RunContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second run starts when the first one has not yet written any image."""
+    other = dataclasses.replace(context, name="other", caches=[])
+    first_rows = pictures(tmp_path / "images", "a", 7)
+    second_rows = pictures(tmp_path / "images", "b", 6)
+    seconds = []
+
+    def start_second(*arguments: Any, **options: Any) -> int:
+        monkeypatch.undo()
+        seconds.append(cached(second_rows, context))
+        return map_table(*arguments, **options)
+
+    monkeypatch.setattr(cache, "map_table", start_second)
+    with hold_run(context.workspace, "other"):
+        first = cached(first_rows, other)
+    assert len(CachedRows(first, (SIZE, SIZE, 3)).spans) == 4
+    held = CachedRows(seconds[0], (SIZE, SIZE, 3)).holds(np.arange(6))
+    np.testing.assert_array_equal(held, np.arange(6) < 2, "whole shards that fit next to the planned images")
+    assert not list(context.workspace.cache.rglob("planned*"))
+
+
+def test_a_run_that_was_killed_reserves_nothing(
+    context: RunContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(*_: Any, **__: Any) -> int:
+        raise KeyboardInterrupt
+
+    killed = dataclasses.replace(context, name="killed", caches=[])
+    monkeypatch.setattr(cache, "map_table", die)
+    with hold_run(context.workspace, "killed"), pytest.raises(KeyboardInterrupt):
+        cached(pictures(tmp_path / "images", "a", 8), killed)
+    monkeypatch.undo()
+
+    folder = cached(pictures(tmp_path / "images", "b", 10), context)
+    assert len(CachedRows(folder, (SIZE, SIZE, 3)).spans) == 5
 
 
 def test_all_images_or_none_are_read_from_a_cache_that_another_run_reads(context: RunContext, tmp_path: Path) -> None:
