@@ -18,6 +18,7 @@ from mcis.platform.engine.gpu_mapping import GpuMapping
 from mcis.platform.engine.nodes import Bundle, NodeWatch, mapping_task
 from mcis.platform.engine.runtime import reserved_resources
 from mcis.platform.engine.shard_mapper import MappingWork, Reject, RowRange, Worker
+from mcis.platform.runs.garbage import is_abandoned
 from mcis.platform.runs.progress import Bar, bar
 
 _CHECK_INTERVAL = 3.0
@@ -53,7 +54,8 @@ def map_table(
 ) -> int:
     """Maps every shard of `table` and writes `folder/part-<first row>-<last row + 1>.<suffix>`.
 
-    Finished shards are kept. Shards of an earlier call with other `shard_rows` are removed.
+    Finished shards are kept. Shards of an earlier call with other `shard_rows`, and temporary files of processes that
+    were killed, are removed.
 
         map_table(rows, folder, worker=partial(make_labels, config), label="labels", compute=compute)
         map_table(rows, folder, make_worker=partial(PredictRows, config), label="predict", compute=compute)
@@ -166,8 +168,14 @@ def _usable_nodes(watch: NodeWatch, reserved: Bundle | None) -> Sequence[Bundle]
 
 
 def _missing_shards(folder: Path, shards: dict[str, RowRange]) -> dict[str, RowRange]:
-    """Returns the shards that `folder` lacks. Removes files of other divisions of the table."""
-    present = {name for name in names_in(folder) if name.startswith("part-")}
-    for name in present - shards.keys():
-        remove(folder / name)
+    """Returns the shards that `folder` lacks.
+
+    Removes files of other divisions of the table, and those that a process was writing when it was killed.
+    """
+    present = set()
+    for name in names_in(folder):
+        if name in shards:
+            present.add(name)
+        elif name.startswith("part-") or is_abandoned(folder / name):
+            remove(folder / name)
     return {name: shard for name, shard in shards.items() if name not in present}

@@ -166,12 +166,17 @@ def _abandoned_files(workspace: Workspace, planned: set[Path]) -> Iterator[Path]
     """
     for top in (workspace.store, workspace.runs, workspace.cache, workspace.weights):
         for path in sorted(top.rglob(".*")):
-            if _is_abandoned(path) and planned.isdisjoint((path, *path.parents)):
+            if is_abandoned(path) and planned.isdisjoint((path, *path.parents)):
                 planned.add(path)
                 yield path
 
 
-def _is_abandoned(path: Path) -> bool:
+def is_abandoned(path: Path) -> bool:
+    """Returns whether a path has the temporary name of a process that has ended.
+
+    A process on another machine counts as ended if the file was not changed for a day. One with the number of this
+    process was an earlier one: call this only for paths that this process is not writing.
+    """
     match = TEMPORARY_NAME.fullmatch(path.name)
     if match is None:
         return False

@@ -3,6 +3,8 @@
 import functools
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +15,7 @@ import pytest
 from ray.exceptions import WorkerCrashedError
 
 from mcis.datasets.errors import UserError
+from mcis.datasets.storage.folders import host_name
 from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.engine.mapping import map_table
 from mcis.platform.engine.shard_mapper import MappingWork, death_error
@@ -132,6 +135,19 @@ def test_every_shard_is_written_and_only_missing_ones_again(tmp_path: Path, ray_
 
     assert mapped(tmp_path, tmp_path / "third") == 0
     assert worked(tmp_path / "third") == []
+
+
+def test_files_of_processes_that_were_killed_are_removed(tmp_path: Path, ray_local: None) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    kept = [out / f".{CUT[0]}-0.{host_name()}.{os.getppid()}", out / f".{CUT[0]}-0.another-node.7", out / "notes"]
+    for path in (*kept, out / f".{CUT[0]}-0.{host_name()}.{ended.pid}"):
+        path.write_text("half")
+
+    assert mapped(tmp_path, tmp_path / "diary") == 23
+    assert shards(tmp_path) == sorted([*CUT, *(path.name for path in kept)])
 
 
 @pytest.mark.parametrize("shard_rows", [3, 100])
