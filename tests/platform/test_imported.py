@@ -544,10 +544,10 @@ def test_two_folders_to_score_are_refused(
 
 
 def test_a_run_with_trainings_is_not_replaced(small: Any, theirs: Files) -> None:
-    source = ["voc", "--voc", str(small.root), "--recipe", "scratch", "--name", "first"]
-    done = invoke(small, "evaluate", str(theirs.predictions), *source)
+    name = small.first.context.name
+    done = invoke(small, "evaluate", str(theirs.predictions), "voc", "--voc", str(small.root), "--name", name)
     assert done.exit_code == 1
-    assert "first is a run without predict.masks" in done.output
+    assert f"{name} is a run without predict.masks" in done.output
 
 
 @pytest.mark.parametrize(
