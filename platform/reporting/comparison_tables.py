@@ -108,7 +108,7 @@ def terminal_tables(comparison: Comparison) -> list[Table]:
 
 
 def settings_table(comparison: Comparison) -> Table:
-    """The settings in which the groups differ, of those that apply."""
+    """Returns a table of the settings in which the groups differ, without those that have no effect on them."""
     labels = [group.label for group in comparison.groups]
     rows = [(key, *values) for key, values in differing_settings(comparison.groups).items()]
     return Table("Settings that differ", ("setting", *labels), rows)

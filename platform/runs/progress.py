@@ -116,7 +116,7 @@ class LogPosition(NamedTuple):
     Attributes:
         num_records: Number of records before it.
         num_bytes: Number of bytes before it.
-        last_line: The line that ends there, by which a file that was cut and written again is recognized.
+        last_line: The line that ends there. If the file has another line there, it was cut and written again.
     """
 
     num_records: int = 0
