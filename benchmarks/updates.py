@@ -2,13 +2,15 @@
 
 The classifier of a recipe trains on a third of the photographs of a VOC devkit, on all of them, and on all with changed
 copies of each: crops, horizontal flips, other colors. For each set, `classifier.max_steps` bounds the updates; `all`
-means the recipe's epochs without a bound. Copies have no ground truth, so the maps of the photographs themselves are
-scored. Without --voc, the photographs are synthetic scenes.
+means the recipe's epochs without a bound. A bound above the updates of a set changes nothing and is left out. Copies
+have no ground truth, so the maps of the photographs themselves are scored. Without --voc, the photographs are synthetic
+scenes.
 
 The last line compares the score with the largest bound to that without a bound, on photographs and copies.
 """
 
 import argparse
+import math
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +24,7 @@ from mcis.datasets.sources.voc import list_voc
 from mcis.datasets.synthetic import devkit
 from mcis.platform import api
 from mcis.platform.config.compute import ComputeConfig
+from mcis.platform.config.resolve import resolve
 from mcis.platform.engine.runtime import ray_session
 
 BOUNDS = "800,2000,5000"
@@ -63,10 +66,23 @@ def write_table(rows: list[dict[str, Any]], table: Path) -> Path:
     return table
 
 
+def count_images(table: Path) -> int:
+    """Counts the images of a table."""
+    return len(table.read_text().splitlines()) - 1
+
+
+def count_updates(options: argparse.Namespace, table: Path) -> int:
+    """Counts the updates of the recipe's classifier on a table, without a bound."""
+    images = count_images(table)
+    settings = [f"data.tags.table={table}", "classifier.max_steps=null", *options.overrides]
+    classifier = resolve("tags", options.recipe, overrides=settings).config.classifier.scaled_for(images)
+    return classifier.trained_epochs * math.ceil((classifier.epoch_pairs or images) / classifier.batch)
+
+
 def score_of_maps(options: argparse.Namespace, table: Path, bound: str, seed: int, workspace: Path) -> float:
     """Returns the mIoU of the maps of a run with at most this number of updates, percent."""
     settings = [f"seed={seed}", "data.tags.allow_absolute=true", *options.overrides]
-    settings.append(f"classifier.max_steps={'None' if bound == ALL else bound}")
+    settings.append(f"classifier.max_steps={'null' if bound == ALL else bound}")
     result = api.run(
         table,
         name=f"{table.stem}-{bound}-s{seed}",
@@ -87,19 +103,26 @@ def compare(options: argparse.Namespace, folder: Path) -> None:
         devkit.draw(options.voc, train=24, val=4, size=96, classes=3)
 
     bounds = [*options.bounds.split(","), ALL]
-    lines = [f"{'photographs':14}" + "".join(f"{bound:>10}" for bound in bounds)]
+    lines = [f"{'photographs':14}{'updates':>9}" + "".join(f"{bound:>15}" for bound in bounds)]
     means: dict[str, float] = {}
     for name, table in sets_of_photographs(options, folder):
+        updates = count_updates(options, table)
         means = {}
+        line = f"{name} {count_images(table)}".ljust(14) + f"{updates:9}"
         for bound in bounds:
-            seed_scores = [score_of_maps(options, table, bound, seed, folder) for seed in range(options.seeds)]
-            means[bound] = statistics.mean(seed_scores)
-        num_images = len(table.read_text().splitlines()) - 1
-        row = f"{name} {num_images}"
-        lines.append(f"{row:14}" + "".join(f"{means[bound]:10.2f}" for bound in bounds))
+            if bound != ALL and int(bound) >= updates:
+                line += f"{'-':>15}"
+                continue
+            scores = [score_of_maps(options, table, bound, seed, folder) for seed in range(options.seeds)]
+            means[bound] = statistics.mean(scores)
+            line += f"{harness.mean_text(scores):>15}"
+        lines.append(line)
+        print(line, flush=True)
     print(harness.describe_machine(), *lines, sep="\n")
-    subject = f"mIoU of maps after {bounds[-2]} updates, relative to all updates, photographs and copies"
-    print(f"ratio {means[bounds[-2]] / means[ALL]:.3f} target {TARGET:g}: {subject}")
+
+    largest = list(means)[-2] if len(means) > 1 else ALL
+    subject = f"mIoU of maps after {largest} updates, relative to all updates, photographs and copies"
+    print(f"ratio {means[largest] / means[ALL]:.3f} target {TARGET:g}: {subject}")
 
 
 def main() -> None:

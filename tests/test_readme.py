@@ -12,8 +12,11 @@ from mcis.datasets.synthetic.scenes import draw_scene
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
-SHORTER = "classifier.min_steps=10 segmenter.min_steps=2 compute.stop_if_not_learning=false"
-"""Settings that shorten the trainings of the quickstart, which take minutes."""
+SHORTER = (
+    "classifier.input_size=96 classifier.min_steps=10 segmenter.crop=64 segmenter.min_steps=2 report.panels=2 "
+    "compute.stop_if_not_learning=false"
+)
+"""Settings that shorten the quickstart, which takes minutes."""
 CLASSES = ("cat", "dog", "horse")
 
 
