@@ -7,11 +7,15 @@ the workers' is that of the largest one. Without --voc, the photographs are synt
 and costs are kept, and a size that was measured before is not measured again; other settings need another folder. With
 --plot, the costs are plotted.
 
+With --kill, the smallest size also runs in a second workspace, where the command is killed in the middle of each stage
+and repeated. Its scores must be those of the undisturbed run, and its processor seconds are compared.
+
 The last line compares the processor seconds per photograph of the whole run at the largest size with those at the
 second one; the lines before it do so for each stage.
 """
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import re
@@ -19,7 +23,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
@@ -32,6 +36,8 @@ from PIL import Image, ImageEnhance
 
 from mcis.datasets.sources.voc import list_voc
 from mcis.datasets.synthetic import devkit
+from mcis.platform.runs.files import read_json
+from mcis.platform.runs.workspace import RunFolder
 
 SIZES = "500,2000,8000,20000"
 TARGET = 1.2
@@ -175,20 +181,28 @@ def changed(photograph: Image.Image, number: int) -> Image.Image:
     return crop
 
 
-def measure(table: Path, name: str, options: argparse.Namespace, workspace: Path) -> Costs:
-    """Runs the recipe on a table and returns the cost of each stage."""
+@contextlib.contextmanager
+def watched_run(
+    table: Path, name: str, options: argparse.Namespace, workspace: Path
+) -> Iterator[tuple["subprocess.Popen[str]", Watch]]:
+    """Starts the recipe on a table, and yields the command and the watch of its processes. Waits for its end."""
     words = [sys.executable, "-m", "mcis.platform.cli", "run", str(table), "--name", name, "--recipe", options.recipe]
     words += ["--workspace", str(workspace), *options.overrides]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as command:
-        assert command.stdout is not None
         watch = Watch(psutil.Process(command.pid))
         looking = threading.Thread(target=watch.run)
         looking.start()
+        yield command, watch
+        looking.join()
 
-        costs = {}
-        printed = []
+
+def measure(table: Path, name: str, options: argparse.Namespace, workspace: Path) -> Costs:
+    """Runs the recipe on a table and returns the cost of each stage."""
+    costs = {}
+    printed = []
+    with watched_run(table, name, options, workspace) as (command, watch):
         began = time.monotonic()
-        for line in command.stdout:
+        for line in command.stdout or ():
             printed.append(line)
             finished = FINISHED.match(line)
             if not finished:
@@ -199,10 +213,49 @@ def measure(table: Path, name: str, options: argparse.Namespace, workspace: Path
             cost.disk_gib = folder_gib(workspace)
             costs[finished[1]] = cost
             began = now
-        looking.join()
     if command.returncode:
         sys.exit("".join(printed))
     return costs
+
+
+def measure_killed(
+    table: Path, name: str, options: argparse.Namespace, workspace: Path, undisturbed: Costs
+) -> tuple[float, list[str]]:
+    """Runs the recipe, kills it in the middle of each stage and repeats it.
+
+    Args:
+        table: Table of the photographs.
+        name: Name of the run.
+        options: Options of this script.
+        workspace: Workspace, without the run.
+        undisturbed: Cost of each stage in a run that was not killed.
+
+    Returns:
+        The processor seconds of all commands, and the stages that ended before they were killed.
+    """
+    stages = [stage for stage, cost in undisturbed.items() if cost.processor > 0]
+    processor = 0.0
+    ended_before = []
+    for stage, previous in zip(stages, [None, *stages], strict=False):
+        finished = set()
+        with watched_run(table, name, options, workspace) as (command, watch):
+            kill = threading.Timer(undisturbed[stage].wall / 2, command.kill)
+            if previous is None:
+                kill.start()
+            for line in command.stdout or ():
+                found = FINISHED.match(line)
+                if found:
+                    finished.add(found[1])
+                if found and found[1] == previous:
+                    kill.start()
+            kill.cancel()
+        processor += watch.finish_stage().processor
+        print(f"killed in {stage}: finished {', '.join(finished) or 'nothing'}", flush=True)
+        if stage in finished:
+            ended_before.append(stage)
+
+    last = measure(table, name, options, workspace)
+    return processor + sum(cost.processor for cost in last.values()), ended_before
 
 
 def folder_gib(folder: Path) -> float:
@@ -220,6 +273,24 @@ def costs_of_size(options: argparse.Namespace, classes: Path, size: int, folder:
     costs = measure(table, f"growth-{size}", options, folder / f"workspace-{size}")
     costs_file.write_text(json.dumps({stage: dataclasses.asdict(cost) for stage, cost in costs.items()}, indent=2))
     return costs
+
+
+def compare_killed(options: argparse.Namespace, size: int, folder: Path, undisturbed: Costs) -> None:
+    """Repeats a size with kills, and compares scores and processor seconds. Ends this process if the scores differ."""
+    name = f"growth-{size}"
+    workspace = folder / f"killed-{size}"
+    table = folder / f"photographs-{size}" / "photos.csv"
+    processor, ended_before = measure_killed(table, name, options, workspace, undisturbed)
+    scores, killed_scores = (
+        read_json(RunFolder(place / "runs" / name).scores)["scores"]
+        for place in (folder / f"workspace-{size}", workspace)
+    )
+    if scores != killed_scores:
+        sys.exit(f"the scores differ: {scores} without kills, {killed_scores} with kills")
+    print(f"{size} photographs: the scores with kills are those without")
+    print(f"ended before they were killed: {', '.join(ended_before) or 'none'}")
+    ratio = processor / sum(cost.processor for cost in undisturbed.values())
+    print(f"processor seconds with kills, relative to those without: {ratio:.2f}")
 
 
 def plot(costs: Mapping[int, Costs], path: Path) -> None:
@@ -257,6 +328,7 @@ def main() -> None:
     harness.add_devkit(parser)
     parser.add_argument("--folder", type=Path, help="folder that keeps photographs and runs [a temporary one]")
     parser.add_argument("--plot", type=Path, metavar="PNG", help="file of a plot [none]")
+    parser.add_argument("--kill", action="store_true", help="repeat the smallest size with kills")
     parser.add_argument("--recipe", default="photos_fast")
     harness.add_overrides(parser)
     options = parser.parse_args()
@@ -282,6 +354,8 @@ def compare(options: argparse.Namespace, folder: Path) -> None:
             memory = f"{cost.driver_gib:10.2f}  {cost.worker_gib:10.2f}"
             print(f"{stage:18}{cost.wall:8.1f}  {cost.processor:11.1f}  {memory}  {cost.disk_gib:8.2f}", flush=True)
 
+    if options.kill:
+        compare_killed(options, sizes[0], folder, costs[sizes[0]])
     if options.plot:
         plot(costs, options.plot)
     small = sizes[1] if len(sizes) > 2 else sizes[0]

@@ -1,15 +1,16 @@
 """mIoU of localization maps by the number of updates of the classifier, for few and for many photographs.
 
 The classifier of a recipe trains on a third of the photographs of a VOC devkit, on all of them, and on all with changed
-copies of each: crops, horizontal flips, other colors. For each set, `classifier.max_steps` bounds the updates; `all`
-means the recipe's epochs without a bound. A bound above the updates of a set changes nothing and is left out. Copies
-have no ground truth, so the maps of the photographs themselves are scored. Without --voc, the photographs are synthetic
-scenes.
+copies of each: crops, horizontal flips, other colors. `epochs` means the updates of the recipe's epochs without a
+maximum, which grow with the images; the other columns are numbers of updates, set by `classifier.min_steps` and
+`classifier.max_steps`. Copies have no ground truth, so the maps of the photographs themselves are scored. Without
+--voc, the photographs are synthetic scenes.
 
-The last line compares the score with the largest bound to that without a bound, on photographs and copies.
+The last line compares the largest number of updates with the recipe's epochs, for the last set of photographs.
 """
 
 import argparse
+import itertools
 import math
 import statistics
 from collections.abc import Iterator
@@ -27,13 +28,14 @@ from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.config.resolve import resolve
 from mcis.platform.engine.runtime import ray_session
 
-BOUNDS = "800,2000,5000"
-ALL = "all"
+UPDATES = "800,2000,5000"
+EPOCHS = "epochs"
+SETS = "third,whole,copies"
 TARGET = 0.995
 
 
 def sets_of_photographs(options: argparse.Namespace, folder: Path) -> Iterator[tuple[str, Path]]:
-    """Writes the tables of the three sets, and yields their names and tables."""
+    """Writes the tables of the sets, and yields their names and tables."""
     classes = options.classes or options.voc / "classes.txt"
     listed = list_voc(options.voc, classes=classes, train_list=options.train_list)
     photographs = []
@@ -42,10 +44,12 @@ def sets_of_photographs(options: argparse.Namespace, folder: Path) -> Iterator[t
             tags = ";".join(listed.classes[k] for k in row["tags"])
             photographs.append({"image": Path(row["uri"]), "tags": tags, "mask": Path(row["mask_uri"])})
 
-    yield "third", write_table(photographs[::3], folder / "third.csv")
-    yield "whole", write_table(photographs, folder / "whole.csv")
-    copies = [copy for number in range(options.copies) for copy in write_copies(photographs, number, folder / "copies")]
-    yield "copies", write_table([*photographs, *copies], folder / "copies.csv")
+    for name in options.sets.split(","):
+        rows = photographs[::3] if name == "third" else photographs
+        if name == "copies":
+            copies = [write_copies(photographs, number, folder / "copies") for number in range(options.copies)]
+            rows = [*photographs, *itertools.chain.from_iterable(copies)]
+        yield name, write_table(rows, folder / f"{name}.csv")
 
 
 def write_copies(photographs: list[dict[str, Any]], number: int, folder: Path) -> Iterator[dict[str, Any]]:
@@ -72,20 +76,23 @@ def count_images(table: Path) -> int:
 
 
 def count_updates(options: argparse.Namespace, table: Path) -> int:
-    """Counts the updates of the recipe's classifier on a table, without a bound."""
+    """Counts the updates of the recipe's epochs on a table."""
     images = count_images(table)
     settings = [f"data.tags.table={table}", "classifier.max_steps=null", *options.overrides]
     classifier = resolve("tags", options.recipe, overrides=settings).config.classifier.scaled_for(images)
     return classifier.trained_epochs * math.ceil((classifier.epoch_pairs or images) / classifier.batch)
 
 
-def score_of_maps(options: argparse.Namespace, table: Path, bound: str, seed: int, workspace: Path) -> float:
-    """Returns the mIoU of the maps of a run with at most this number of updates, percent."""
+def score_of_maps(options: argparse.Namespace, table: Path, updates: str, seed: int, workspace: Path) -> float:
+    """Returns the mIoU of the maps after a number of updates, or after the recipe's epochs, percent."""
     settings = [f"seed={seed}", "data.tags.allow_absolute=true", *options.overrides]
-    settings.append(f"classifier.max_steps={'null' if bound == ALL else bound}")
+    if updates == EPOCHS:
+        settings.append("classifier.max_steps=null")
+    else:
+        settings += [f"classifier.min_steps={updates}", f"classifier.max_steps={updates}"]
     result = api.run(
         table,
-        name=f"{table.stem}-{bound}-s{seed}",
+        name=f"{table.stem}-{updates}-s{seed}",
         recipe=options.recipe,
         overrides=settings,
         workspace=workspace,
@@ -102,33 +109,27 @@ def compare(options: argparse.Namespace, folder: Path) -> None:
         options.train_list = "train_aug"
         devkit.draw(options.voc, train=24, val=4, size=96, classes=3)
 
-    bounds = [*options.bounds.split(","), ALL]
-    lines = [f"{'photographs':14}{'updates':>9}" + "".join(f"{bound:>15}" for bound in bounds)]
-    means: dict[str, float] = {}
+    columns = [*options.updates.split(","), EPOCHS]
+    lines = [f"{'photographs':14}" + "".join(f"{column:>15}" for column in columns) + "  updates of the epochs"]
     for name, table in sets_of_photographs(options, folder):
-        updates = count_updates(options, table)
-        means = {}
-        line = f"{name} {count_images(table)}".ljust(14) + f"{updates:9}"
-        for bound in bounds:
-            if bound != ALL and int(bound) >= updates:
-                line += f"{'-':>15}"
-                continue
-            scores = [score_of_maps(options, table, bound, seed, folder) for seed in range(options.seeds)]
-            means[bound] = statistics.mean(scores)
+        means = []
+        line = f"{name} {count_images(table)}".ljust(14)
+        for column in columns:
+            scores = [score_of_maps(options, table, column, seed, folder) for seed in range(options.seeds)]
+            means.append(statistics.mean(scores))
             line += f"{harness.mean_text(scores):>15}"
-        lines.append(line)
-        print(line, flush=True)
+        lines.append(f"{line}  {count_updates(options, table)}")
+        print(lines[-1], flush=True)
     print(harness.describe_machine(), *lines, sep="\n")
-
-    largest = list(means)[-2] if len(means) > 1 else ALL
-    subject = f"mIoU of maps after {largest} updates, relative to all updates, photographs and copies"
-    print(f"ratio {means[largest] / means[ALL]:.3f} target {TARGET:g}: {subject}")
+    subject = f"mIoU of maps after {columns[-2]} updates, relative to all epochs, photographs and copies"
+    print(f"ratio {means[-2] / means[-1]:.3f} target {TARGET:g}: {subject}")
 
 
 def main() -> None:
     """Measures in a given folder, or in a temporary one."""
     parser = harness.option_parser(__doc__, copies=11, seeds=1)
-    parser.add_argument("--bounds", default=BOUNDS, help=f"values of classifier.max_steps, ascending [{BOUNDS}]")
+    parser.add_argument("--updates", default=UPDATES, help=f"numbers of updates, ascending [{UPDATES}]")
+    parser.add_argument("--sets", default=SETS, help=f"sets of photographs [{SETS}]")
     harness.add_devkit(parser)
     parser.add_argument("--folder", type=Path, help="folder that keeps copies and runs [a temporary one]")
     parser.add_argument("--recipe", default="photos_fast")

@@ -135,7 +135,7 @@ OPTIONS = {
     "stream_training": "--images 16 --steps 2 --rounds 1",
     "ten_million": "--rows 1000 --only checks first pairs relations",
     "training_throughput": "--seconds 1 --rounds 1",
-    "updates": f"--copies 1 --bounds 2 {SETS}",
+    "updates": f"--copies 1 --updates 2 {SETS}",
     "wrong_tags": f"--recipe photos_fast {SETS}",
 }
 """Options that make each benchmark small. `{few_scenes}` is a folder of lists of scenes of the demo."""

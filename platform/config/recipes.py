@@ -209,6 +209,7 @@ def photos(backbone: str = "timm/tf_efficientnet_lite2") -> Config:
             batch=16,
             epochs=8,
             min_steps=800,
+            max_steps=2000,  # more updates lower the maps: docs/explanation/scale.md
             class_balanced_fraction=1.0,
             hflip=True,
             optimizer=_adamw(Optimizer, 0.003),

@@ -224,6 +224,13 @@ def _val_rows(context: RunContext) -> pa.Table:
 def _notes(config: Config, learner: ClassifierLearner, validation: Validation | None) -> tuple[str, ...]:
     """Notes on the training for the user."""
     notes = []
+    epoch_pairs = learner.config.epoch_pairs
+    if epoch_pairs != config.classifier.epoch_pairs:
+        unbounded_pairs = config.classifier.epoch_pairs or len(learner.tags)
+        notes.append(
+            f"an epoch has {epoch_pairs} pairs instead of {unbounded_pairs}, so that "
+            f"training ends after classifier.max_steps={config.classifier.max_steps} updates"
+        )
     if config.classifier.trains_on_features and not isinstance(learner.images, Features):
         notes.append("the features of the frozen backbone were not cached, but computed in every epoch")
     if config.classifier.val_every and validation is None:

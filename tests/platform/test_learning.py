@@ -11,6 +11,7 @@ import pytest
 from mcis.datasets.tags import Tags
 from mcis.models.metrics import average_precision
 from mcis.platform.config.sections import Config
+from mcis.platform.config.training import ClassifierConfig
 from mcis.platform.engine.step_log import STEPS, LossTrend, loss_trend
 from mcis.platform.learners.chance import chance_precision
 from mcis.platform.stages.train_classifier import _notes
@@ -98,13 +99,24 @@ def test_a_dozen_images_are_too_few_for_a_bound_of_chance() -> None:
     assert chance_precision(Tags.from_matrix(matrix), seed=0) is None
 
 
+def notes_of(config: ClassifierConfig, matrix: list[list[int]]) -> tuple[str, ...]:
+    """The notes on a training without validation, on images with these tags."""
+    tags = Tags.from_matrix(np.array(matrix, bool))
+    learner: Any = SimpleNamespace(config=config.scaled_for(len(tags)), tags=tags, images=None)
+    return _notes(Config(classifier=config), learner, None)
+
+
 def test_a_class_in_every_image_gives_a_note() -> None:
-    matrix = np.array([[1, 1], [1, 0]], bool)
-    learner: Any = SimpleNamespace(tags=Tags.from_matrix(matrix), images=None)
-    (note, _) = _notes(Config(), learner, None)[::-1]
-    assert note == (
+    assert notes_of(ClassifierConfig(), [[1, 1], [1, 0]])[-1] == (
         "1 of 2 class(es) are in every tagged training image: add images with other tags, or with none of the classes "
         "(tag none)"
     )
-    with_negative: Any = SimpleNamespace(tags=Tags.from_matrix(np.array([[1], [0]], bool)), images=None)
-    assert not any("every tagged" in note for note in _notes(Config(), with_negative, None))
+    assert not any("every tagged" in note for note in notes_of(ClassifierConfig(), [[1], [0]]))
+
+
+def test_epochs_that_are_shortened_give_a_note() -> None:
+    config = ClassifierConfig(epochs=4, batch=2, max_steps=40)
+    assert notes_of(config, [[1, 0]] * 21)[0] == (
+        "an epoch has 20 pairs instead of 21, so that training ends after classifier.max_steps=40 updates"
+    )
+    assert not any("max_steps" in note for note in notes_of(config, [[1, 0]] * 20))
